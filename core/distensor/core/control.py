@@ -1,0 +1,226 @@
+"""The values that hub, supervisor and trainer exchange. `distensor.comm` turns them into messages and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from distensor.core.ids import DeviceId, Epoch, Generation, JobId, NodeId, Rank, WorkerId
+from distensor.core.parallel import ParallelConfig
+from distensor.core.reading import Reading, Unavailable
+
+
+class DeviceKind(StrEnum):
+    CPU = "cpu"
+    CUDA = "cuda"
+    MPS = "mps"
+    MLX = "mlx"
+
+
+class JobState(StrEnum):
+    """A job's life: PLACED until all workers are ready, RUNNING once the topology is out."""
+
+    PLACED = "placed"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        return self in (JobState.FINISHED, JobState.FAILED, JobState.CANCELLED)
+
+
+class WorkerState(StrEnum):
+    """The worker lifecycle of the supervisor."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RUNNING = "running"
+    DRAINING = "draining"
+    EXITED = "exited"
+    BACKOFF = "backoff"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceInfo:
+    """One accelerator, or the CPU of a machine.
+
+    `slots` is how many workers it takes at once; `unusable` is the reason why it takes none.
+    """
+
+    device_id: DeviceId
+    kind: DeviceKind
+    name: str
+    slots: int
+    memory_bytes: Reading[int]
+    free_bytes: Reading[int]
+    unusable: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeInfo:
+    """What a node says of itself when it registers. `host` is where peers reach its workers."""
+
+    name: str
+    host: str
+    version: str
+    devices: tuple[DeviceInfo, ...]
+    node_id: NodeId | None = None
+    """None until the hub has given one; kept by the node from then on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeshNode:
+    """A node as the hub sees it."""
+
+    info: NodeInfo
+    connected: bool
+    """True only while the stream is open and a heartbeat has been answered on it."""
+    free_slots: int
+    seconds_since_heartbeat: Reading[float] = Unavailable(reason="no heartbeat yet")
+    confirmed_micro: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mesh:
+    """Everything a trainer may place work on."""
+
+    generation: Generation
+    nodes: tuple[MeshNode, ...]
+
+    @property
+    def available_workers(self) -> int:
+        return sum(node.free_slots for node in self.nodes if node.connected)
+
+    @property
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        return tuple(device for node in self.nodes if node.connected for device in node.info.devices)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobSpec:
+    """What a trainer asks the hub to place.
+
+    `submission` makes the request idempotent: the same one sent twice is one job. `csr_pem` is the driver's
+    certificate request for the data plane.
+    """
+
+    submission: str
+    name: str
+    parallel: ParallelConfig
+    csr_pem: str
+    bytes_per_rank: tuple[int, ...] = ()
+    """Predicted memory of each rank; empty means unknown."""
+    device_kinds: tuple[DeviceKind, ...] = ()
+    """Only these kinds; empty means any."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assignment:
+    """One rank of one epoch of a job, given to one device of a node."""
+
+    job_id: JobId
+    job_name: str
+    epoch: Epoch
+    rank: Rank
+    parallel: ParallelConfig
+    device_id: DeviceId
+    worker_id: WorkerId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerReady:
+    """A worker listens on `port` and asks for the certificate of its rank."""
+
+    job_id: JobId
+    epoch: Epoch
+    rank: Rank
+    port: int
+    csr_pem: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerChange:
+    """A worker changed its state; `reason` says why it ended."""
+
+    job_id: JobId
+    epoch: Epoch
+    rank: Rank
+    state: WorkerState
+    restarts: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Member:
+    """Where one rank of a topology lives."""
+
+    rank: Rank
+    node_id: NodeId
+    node_name: str
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Topology:
+    """All ranks of one epoch."""
+
+    job_id: JobId
+    job_name: str
+    epoch: Epoch
+    parallel: ParallelConfig
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Certificate:
+    """A signed certificate for one place of the data plane, and the authority that signed it."""
+
+    rank: Rank
+    certificate_pem: str
+    authority_pem: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobUpdate:
+    """News of a job for its trainer. `certificate` comes with the first update that has a topology."""
+
+    job_id: JobId
+    state: JobState
+    epoch: Epoch
+    reason: str = ""
+    topology: Topology | None = None
+    certificate: Certificate | None = None
+    workers: tuple[WorkerChange, ...] = ()
+    """The latest known change of each rank that has one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class UnitKey:
+    """One piece of metered work. The same key is credited once, for ever."""
+
+    job_id: JobId
+    epoch: Epoch
+    step: int
+    rank: Rank
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unit:
+    """A claim (by the worker) or a receipt (by the trainer) for one unit."""
+
+    key: UnitKey
+    micro_batches: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Earnings:
+    """What the hub has in its books for one node, in integer micro-credits and units."""
+
+    confirmed_micro: int = 0
+    confirmed_units: int = 0
+    pending_units: int = 0
+    """Claimed by the node, receipt of the trainer not seen yet."""

@@ -1,0 +1,150 @@
+"""One tree of errors. Each message names the thing, its value and what would be right.
+
+    DistensorError
+    +-- UserError (also ValueError)     what the caller wrote cannot work; nothing has been sent
+    |   +-- ConfigError                 sizes, keywords, settings
+    |   |   +-- UnsupportedOptionError  a known option that this version does not implement
+    |   +-- StageMappingError           patterns against modules and parameters
+    |   +-- ShardingError               ShardingSpec against parameters
+    |   +-- BatchError                  a batch that the declared cut cannot take
+    |   +-- CaptureError                the module cannot become a StageProgram
+    |       +-- UnsupportedOpError      an operation outside the table
+    +-- ProgramRejectedError            a StageProgram or its weights failed validation
+    +-- TransportError                  the data plane
+    |   +-- HandshakeError              TLS or identity of a peer
+    |   +-- FrameError                  bytes that are not a frame of ours
+    |   +-- PeerLostError               a connection ended or fell silent
+    |   +-- TransportTimeoutError       a peer is there but did not answer in time
+    +-- ControlError                    the control plane
+    |   +-- HubUnreachableError
+    |   +-- HubProtocolError            the hub answered something that is not the protocol
+    |   +-- AuthenticationError         token or credential refused
+    |   +-- PlacementError              the mesh cannot carry the job
+    |   +-- StaleEpochError             a message of an older membership
+    +-- JobError                        a running job
+    |   +-- JobFailedError
+    |   +-- WorkerLostError             a worker of the job ended
+    |   +-- WorkerFailedError           a worker reported an error of its own
+    |   +-- DivergedError               a loss that is not a finite number
+    +-- StoreError                      SQLite or files
+    +-- SessionError                    init, shutdown, local processes
+"""
+
+from __future__ import annotations
+
+
+class DistensorError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class UserError(DistensorError, ValueError):
+    """What the caller wrote cannot work; nothing has been sent."""
+
+
+class ConfigError(UserError):
+    """A size, keyword or setting is wrong."""
+
+
+class UnsupportedOptionError(ConfigError):
+    """A known option whose implementation this version does not have."""
+
+
+class StageMappingError(UserError):
+    """A StageMapping does not fit the module."""
+
+
+class ShardingError(UserError):
+    """A ShardingSpec does not fit the module."""
+
+
+class BatchError(UserError):
+    """A batch that the declared cut cannot take."""
+
+
+class CaptureError(UserError):
+    """The module cannot become a StageProgram."""
+
+
+class UnsupportedOpError(CaptureError):
+    """An operation outside the table of allowed operations."""
+
+
+class ProgramRejectedError(DistensorError):
+    """A StageProgram or its weights failed validation; nothing of it ran."""
+
+
+class TransportError(DistensorError):
+    """Something went wrong on the data plane."""
+
+
+class HandshakeError(TransportError):
+    """TLS failed, or the peer is not who it should be."""
+
+
+class FrameError(TransportError):
+    """Bytes that are not a frame of this protocol."""
+
+
+class PeerLostError(TransportError):
+    """A peer's connection ended or fell silent."""
+
+    def __init__(self, rank: int, reason: str) -> None:
+        super().__init__(f"lost peer {'driver' if rank < 0 else f'rank {rank}'}: {reason}")
+        self.rank = rank
+        self.reason = reason
+
+
+class TransportTimeoutError(TransportError):
+    """A peer is connected but did not answer within the given time."""
+
+
+class ControlError(DistensorError):
+    """Something went wrong on the control plane."""
+
+
+class HubUnreachableError(ControlError):
+    """No hub answers at the address."""
+
+
+class HubProtocolError(ControlError):
+    """The other end is not a hub of a version that we understand."""
+
+
+class AuthenticationError(ControlError):
+    """A token or credential was refused."""
+
+
+class PlacementError(ControlError):
+    """The mesh cannot carry the job as declared."""
+
+
+class StaleEpochError(ControlError):
+    """A message of an older membership of the job."""
+
+
+class JobError(DistensorError):
+    """Something went wrong in a running job."""
+
+
+class JobFailedError(JobError):
+    """The job ended without finishing."""
+
+
+class WorkerLostError(JobError):
+    """A worker of the job ended while it was needed."""
+
+
+class WorkerFailedError(JobError):
+    """A worker reported an error of its own."""
+
+
+class DivergedError(JobError):
+    """A loss that is not a finite number."""
+
+
+class StoreError(DistensorError):
+    """A database or a file could not be read or written."""
+
+
+class SessionError(DistensorError):
+    """`init`, `shutdown` or a process of the local session failed."""

@@ -1,0 +1,1 @@
+"""The wire format of the control plane. Only `distensor.comm` may import it. `make proto` regenerates the stubs."""
