@@ -6,6 +6,8 @@ import re
 import secrets
 from typing import NewType
 
+from distensor.core.errors import HandshakeError
+
 NodeId = NewType("NodeId", str)
 DeviceId = NewType("DeviceId", str)
 WorkerId = NewType("WorkerId", str)
@@ -31,3 +33,27 @@ def new_node_id() -> NodeId:
 
 def new_job_id() -> JobId:
     return JobId("j_" + secrets.token_hex(8))
+
+
+_DATA_PLANE_URI = re.compile(
+    r"distensor://([A-Za-z0-9][A-Za-z0-9._-]{0,62})/(0|[1-9][0-9]{0,17})/(-1|0|[1-9][0-9]{0,8})"
+)
+
+
+def data_plane_uri(job_id: JobId, epoch: Epoch, rank: Rank) -> str:
+    """The SAN URI of one place on the data plane: who a peer is, as its certificate says it."""
+    return f"distensor://{job_id}/{epoch}/{rank}"
+
+
+def parse_data_plane_uri(text: str) -> tuple[JobId, Epoch, Rank]:
+    """The inverse of `data_plane_uri`.
+
+    Raises:
+        HandshakeError: `text` is not such a URI.
+    """
+    found = _DATA_PLANE_URI.fullmatch(text)
+    if found is None:
+        raise HandshakeError(
+            f"{text[:200]!r} names no place on the data plane; expected distensor://<job>/<epoch>/<rank>"
+        )
+    return JobId(found[1]), Epoch(int(found[2])), Rank(int(found[3]))
