@@ -1,0 +1,79 @@
+# One command for each job; `make` lists them. Variables: PYTHON (interpreter for .venv), ARGS (passed on), JOBS.
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+SOURCES := $(wildcard core distensor_server distensor_tui tests benchmarks examples distributions)
+DISTRIBUTIONS := . distributions/distensor-server distributions/distensor-tui
+DEFINITIONS := pyproject.toml constraints.txt $(wildcard distributions/*/pyproject.toml distributions/*/hatch_build.py)
+JOBS ?= 2
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help dev demo test check lint format types layers wheels proto bench soak clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo "ARGS='...' is passed on to demo, test, bench and soak; PYTHON=... chooses the interpreter of $(VENV)."
+
+dev: $(STAMP) ## create .venv (Python 3.11 or newer) and install everything into it; again only when a definition changed
+
+demo: $(STAMP) ## train a small language model over a hub, two nodes and four workers on this machine
+	@$(PY) -m distensor demo $(ARGS)
+
+test: $(STAMP) ## the tests
+	$(PY) -m pytest -n $(JOBS) --dist loadfile -m "not slow" $(ARGS)
+
+check: ## all that CI does: lint, types, layers, tests, wheels
+	@.ci/run
+
+lint: $(STAMP) ## ruff: rules and format, nothing is changed
+	$(PY) -m ruff check $(SOURCES)
+	$(PY) -m ruff format --check $(SOURCES)
+
+format: $(STAMP) ## ruff: repair what it can and format
+	$(PY) -m ruff check --fix $(SOURCES)
+	$(PY) -m ruff format $(SOURCES)
+
+types: $(STAMP) ## mypy --strict
+	$(PY) -m mypy core distensor_server distensor_tui $(wildcard benchmarks/*.py examples/*.py)
+
+layers: $(STAMP) ## import-linter: which package may import which
+	$(VENV)/bin/lint-imports
+
+wheels: $(STAMP) ## the three sdists, and from each its wheel, into dist/
+	rm -rf dist
+	for folder in $(DISTRIBUTIONS); do $(PY) -m build --outdir dist "$$folder" || exit 1; done
+
+proto: $(STAMP) ## regenerate the stubs of the control protocol
+	cd core && ../$(PY) -m grpc_tools.protoc --plugin=protoc-gen-mypy=../$(VENV)/bin/protoc-gen-mypy \
+		-I. --python_out=. --grpc_python_out=. --mypy_out=. distensor/proto/control.proto
+
+bench: $(STAMP) ## the benchmarks, each prints its table
+	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(PY) "$$file" $(ARGS) || exit 1; done
+
+soak: $(STAMP) ## the tests that take minutes
+	$(PY) -m pytest -m slow $(ARGS)
+
+clean: ## remove what the other jobs made, .venv too
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): $(DEFINITIONS) | $(PY)
+	@echo "Installing into $(VENV): about 1.1 GB, one to three minutes ..."
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-e '.[dev,worker]' -e distributions/distensor-server -e distributions/distensor-tui
+	@touch $@
+
+# A candidate counts only if it can make a virtual environment: Debian ships python3 without ensurepip.
+$(PY):
+	@for python in $(if $(PYTHON),"$(PYTHON)",python3.11 python3.12 python3.13 python3.14 python3); do \
+		if "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+			echo "Creating $(VENV) with $$("$$python" --version)"; \
+			exec "$$python" -m venv --clear $(VENV); \
+		fi; \
+		found="$$found; $$python: $$("$$python" --version 2>/dev/null || echo not found)"; \
+	done; \
+	echo "disTensor needs Python 3.11 or newer with its modules venv and ensurepip (Debian: apt install python3-venv)." >&2; \
+	echo "Tried $${found#; }." >&2; \
+	echo "Name another one with: make dev PYTHON=/path/to/python3.11" >&2; \
+	exit 1

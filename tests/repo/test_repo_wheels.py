@@ -1,0 +1,154 @@
+"""What the three wheels promise to each other and to their users."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import repo_rules as rules
+
+import distensor
+
+SUPERVISOR = "distributions/distensor-server"
+DASHBOARD = "distributions/distensor-tui"
+
+# The public surface. Changing it means editing this list, so that nobody changes it unawares.
+SURFACE = {
+    "distensor": [
+        "DistributedModel",
+        "History",
+        "ParallelConfig",
+        "Replicate",
+        "Shard",
+        "ShardingSpec",
+        "StageMapping",
+        "StepResult",
+        "Trainer",
+        "__version__",
+        "init",
+        "query_mesh",
+        "session",
+        "shutdown",
+    ],
+    "distensor.core": [
+        "DRIVER_RANK",
+        "SYSTEM_CLOCK",
+        "Axis",
+        "Clock",
+        "Coordinates",
+        "DeviceId",
+        "Epoch",
+        "Generation",
+        "JobId",
+        "NodeId",
+        "ParallelConfig",
+        "Rank",
+        "RankLayout",
+        "Reading",
+        "SystemClock",
+        "Unavailable",
+        "WorkerId",
+        "value_or",
+    ],
+    "distensor.nn": ["DistributedModel", "Replicate", "Shard", "ShardingSpec", "StageMapping"],
+}
+
+
+def definition(folder: str) -> dict[str, Any]:
+    return tomllib.loads((rules.ROOT / folder / "pyproject.toml").read_text())
+
+
+def project(folder: str) -> dict[str, Any]:
+    found: dict[str, Any] = definition(folder)["project"]
+    return found
+
+
+def requirement_names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[\[<>=!~; ]", requirement)[0].lower() for requirement in requirements}
+
+
+def test_the_three_versions_are_equal() -> None:
+    versions = {project(folder)["version"] for folder in (".", SUPERVISOR, DASHBOARD)}
+    assert versions == {distensor.__version__}
+
+
+def test_the_supervisor_needs_the_worker_of_its_own_version() -> None:
+    assert f"distensor[worker]=={distensor.__version__}" in project(SUPERVISOR)["dependencies"]
+
+
+def test_the_dashboard_needs_only_textual_and_platformdirs() -> None:
+    assert requirement_names(project(DASHBOARD)["dependencies"]) == {"textual", "platformdirs"}
+
+
+def test_the_library_without_extras_needs_no_torch() -> None:
+    assert not {"torch", "numpy", "mlx", "transformers"} & requirement_names(project(".")["dependencies"])
+
+
+def test_the_console_scripts_have_one_owner_each() -> None:
+    assert "scripts" not in project(".")
+    assert project(SUPERVISOR)["scripts"] == {"distensor-server": "distensor_server.cli:main"}
+    assert project(DASHBOARD)["scripts"] == {"distensor": "distensor_tui.cli:main"}
+
+
+@pytest.mark.parametrize(("verb", "target"), sorted(project(".")["entry-points"]["distensor.verbs"].items()))
+def test_every_verb_is_there(verb: str, target: str) -> None:
+    module, _, function = target.partition(":")
+    assert verb.isalpha()
+    assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_every_requirement_has_its_exact_version() -> None:
+    pins = (rules.ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {pin.partition("==")[0].lower() for pin in pins if "==" in pin}
+    library = project(".")
+    wanted = requirement_names(library["dependencies"])
+    wanted |= requirement_names(library["optional-dependencies"]["worker"])
+    wanted |= requirement_names(library["optional-dependencies"]["dev"])
+    wanted |= requirement_names(project(SUPERVISOR)["dependencies"])
+    wanted |= requirement_names(project(DASHBOARD)["dependencies"])
+    assert wanted - pinned - {"distensor"} == set()
+    assert next(pin for pin in pins if not pin.startswith("#")).startswith("torch==")
+
+
+def test_both_distributions_share_one_build_hook() -> None:
+    hooks = {(rules.ROOT / folder / "hatch_build.py").read_text() for folder in (SUPERVISOR, DASHBOARD)}
+    assert len(hooks) == 1
+
+
+@pytest.mark.parametrize("package", ["core/distensor", "distensor_server", "distensor_tui"])
+def test_every_package_says_that_it_is_typed(package: str) -> None:
+    assert (rules.ROOT / package / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("module", SURFACE)
+def test_the_public_surface_is_the_frozen_list(module: str) -> None:
+    assert sorted(importlib.import_module(module).__all__) == sorted(SURFACE[module])
+
+
+@pytest.mark.parametrize("module", SURFACE)
+def test_every_public_name_resolves(module: str) -> None:
+    loaded = importlib.import_module(module)
+    assert [name for name in SURFACE[module] if not hasattr(loaded, name)] == []
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(AttributeError, match=r"'distensor' has no attribute 'Trianer'.*Trainer"):
+        _ = distensor.Trianer
+
+
+def test_dir_lists_the_public_surface() -> None:
+    assert dir(distensor) == sorted(SURFACE["distensor"])
+
+
+def test_nothing_in_the_tree_knows_the_machine_it_was_written_on() -> None:
+    """Settings of a registry, an index or a proxy belong to the machine, not to the project."""
+    private = re.compile(
+        r"(extra-)?index-url\s*=|--index-url|--find-links|--proxy|--trusted-host|/opt/(wheels|pypi)"
+    )
+    folders = [rules.ROOT, *(path for path in rules.ROOT.glob("distributions/*")), rules.ROOT / ".ci"]
+    files: list[Path] = [path for folder in folders for path in folder.iterdir() if path.is_file()]
+    assert [str(path) for path in files if private.search(path.read_text())] == []
