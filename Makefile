@@ -59,7 +59,7 @@ clean: ## remove what the other jobs made, .venv too
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): $(DEFINITIONS) | $(PY)
-	@echo "Installing into $(VENV): about 1.1 GB, one to three minutes ..."
+	@echo "Installing into $(VENV): about 1.4 GB, one to three minutes ..."
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		-e '.[dev,worker]' -e distributions/distensor-server -e distributions/distensor-tui
 	@touch $@
