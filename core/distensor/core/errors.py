@@ -1,33 +1,33 @@
 """One tree of errors. Each message names the thing, its value and what would be right.
 
-    DistensorError
-    +-- UserError (also ValueError)     what the caller wrote cannot work; nothing has been sent
-    |   +-- ConfigError                 sizes, keywords, settings
-    |   |   +-- UnsupportedOptionError  a known option that this version does not implement
-    |   +-- StageMappingError           patterns against modules and parameters
-    |   +-- ShardingError               ShardingSpec against parameters
-    |   +-- BatchError                  a batch that the declared cut cannot take
-    |   +-- CaptureError                the module cannot become a StageProgram
-    |       +-- UnsupportedOpError      an operation outside the table
-    +-- ProgramRejectedError            a StageProgram or its weights failed validation
-    +-- TransportError                  the data plane
-    |   +-- HandshakeError              TLS or identity of a peer
-    |   +-- FrameError                  bytes that are not a frame of ours
-    |   +-- PeerLostError               a connection ended or fell silent
-    |   +-- TransportTimeoutError       a peer is there but did not answer in time
-    +-- ControlError                    the control plane
-    |   +-- HubUnreachableError
-    |   +-- HubProtocolError            the hub answered something that is not the protocol
-    |   +-- AuthenticationError         token or credential refused
-    |   +-- PlacementError              the mesh cannot carry the job
-    |   +-- StaleEpochError             a message of an older membership
-    +-- JobError                        a running job
-    |   +-- JobFailedError
-    |   +-- WorkerLostError             a worker of the job ended
-    |   +-- WorkerFailedError           a worker reported an error of its own
-    |   +-- DivergedError               a loss that is not a finite number
-    +-- StoreError                      SQLite or files
-    +-- SessionError                    init, shutdown, local processes
+DistensorError
++-- UserError (also ValueError)     what the caller wrote cannot work; nothing has been sent
+|   +-- ConfigError                 sizes, keywords, settings
+|   |   +-- UnsupportedOptionError  a known option that this version does not implement
+|   +-- StageMappingError           patterns against modules and parameters
+|   +-- ShardingError               ShardingSpec against parameters
+|   +-- BatchError                  a batch that the declared cut cannot take
+|   +-- CaptureError                the module cannot become a StageProgram
+|       +-- UnsupportedOpError      an operation outside the table
++-- ProgramRejectedError            a StageProgram or its weights failed validation
++-- TransportError                  the data plane
+|   +-- HandshakeError              TLS or identity of a peer
+|   +-- FrameError                  bytes that are not a frame of ours
+|   +-- PeerLostError               a connection ended or fell silent
+|   +-- TransportTimeoutError       a peer is there but did not answer in time
++-- ControlError                    the control plane
+|   +-- HubUnreachableError
+|   +-- HubProtocolError            the hub answered something that is not the protocol
+|   +-- AuthenticationError         token or credential refused
+|   +-- PlacementError              the mesh cannot carry the job
+|   +-- StaleEpochError             a message of an older membership
++-- JobError                        a running job
+|   +-- JobFailedError
+|   +-- WorkerLostError             a worker of the job ended
+|   +-- WorkerFailedError           a worker reported an error of its own
+|   +-- DivergedError               a loss that is not a finite number
++-- StoreError                      SQLite or files
++-- SessionError                    init, shutdown, local processes
 """
 
 from __future__ import annotations

@@ -127,9 +127,7 @@ class RankLayout:
         """
         moving = [axis for axis in self._axes if axis in axes]
         fixed = [axis for axis in self._axes if axis not in axes]
-        return [
-            [Rank(base + offset) for offset in self._offsets(moving)] for base in self._offsets(fixed)
-        ]
+        return [[Rank(base + offset) for offset in self._offsets(moving)] for base in self._offsets(fixed)]
 
     def group_of(self, rank: int, *axes: Axis) -> list[Rank]:
         """The one group along `axes` that holds `rank`."""

@@ -1,0 +1,1 @@
+"""`distensor demo`: the main job, end to end, on this machine."""

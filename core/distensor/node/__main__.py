@@ -1,0 +1,80 @@
+"""`python -m distensor.node`: obeys the supervisor on standard input. Not for people to start."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+from distensor.core import SYSTEM_CLOCK
+from distensor.core.errors import (
+    ConfigError,
+    HandshakeError,
+    PeerLostError,
+    ProgramRejectedError,
+    TransportError,
+)
+from distensor.node.ipc import (
+    Emitter,
+    ExitCode,
+    FailureCode,
+    Mailbox,
+    WorkerAssignment,
+    claim_stdout,
+    parse_assignment,
+)
+from distensor.node.lifeline import die_with_parent, follow_stdin
+
+
+def main() -> int:
+    die_with_parent()
+    emitter = claim_stdout()
+    mailbox = Mailbox()
+    follow_stdin(sys.stdin, mailbox.deliver)
+    try:
+        assignment = parse_assignment(mailbox.take())
+    except ConfigError as error:
+        emitter.failed(FailureCode.ERROR, error)
+        return ExitCode.BAD_ASSIGNMENT
+    return _serve(emitter, mailbox, assignment)
+
+
+def _serve(emitter: Emitter, mailbox: Mailbox, assignment: WorkerAssignment) -> int:
+    from distensor.node.runtime import WorkerRuntime
+    from distensor.transport import Timeouts
+
+    runtime = WorkerRuntime(
+        assignment=assignment, mailbox=mailbox, emitter=emitter, clock=SYSTEM_CLOCK, timeouts=Timeouts()
+    )
+    try:
+        runtime.run()
+    except HandshakeError as error:
+        emitter.failed(FailureCode.ERROR, error)
+        return ExitCode.HANDSHAKE
+    except (PeerLostError, TransportError) as error:
+        return _stay_after_loss(emitter, mailbox, error)
+    except ProgramRejectedError as error:
+        emitter.failed(FailureCode.REFUSED_PROGRAM, error)
+        return ExitCode.REFUSED_PROGRAM
+    except MemoryError as error:
+        emitter.failed(FailureCode.OUT_OF_MEMORY, error)
+        return ExitCode.INTERNAL
+    except Exception as error:  # the last line of a process: name the error for the supervisor, then end
+        traceback.print_exc()
+        emitter.failed(FailureCode.ERROR, f"{type(error).__name__}: {error}")
+        return ExitCode.INTERNAL
+    return ExitCode.DONE
+
+
+def _stay_after_loss(emitter: Emitter, mailbox: Mailbox, error: TransportError) -> int:
+    """A healthy worker whose peer went away is no casualty: it says so and waits for its supervisor's word.
+
+    The membership that it belonged to is over; the supervisor closes its input when the hub releases the job.
+    """
+    if not mailbox.draining:
+        emitter.event("warning", f"job stopped: {error}")
+    mailbox.wait_for_drain()
+    return ExitCode.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""The torch device of an assignment. Never a silent fall back to the CPU."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from distensor.core import DeviceId
+from distensor.core.control import DeviceKind
+from distensor.core.errors import ConfigError, UnsupportedOptionError
+
+
+def torch_device(kind: DeviceKind, device_id: DeviceId) -> torch.device:
+    """The device, or an error that says why it cannot be used.
+
+    A CUDA device is chosen by its UUID through CUDA_VISIBLE_DEVICES, so that a reboot cannot swap two cards.
+    """
+    match kind:
+        case DeviceKind.CPU:
+            return torch.device("cpu")
+        case DeviceKind.CUDA:
+            os.environ["CUDA_VISIBLE_DEVICES"] = device_id
+            if not torch.cuda.is_available():
+                raise ConfigError(
+                    f"device {device_id!r}: this torch ({torch.__version__}) sees no CUDA device of that id"
+                )
+            return torch.device("cuda", 0)
+        case DeviceKind.MPS:
+            if not torch.backends.mps.is_available():
+                raise ConfigError(f"device {device_id!r}: torch {torch.__version__} has no usable Metal (MPS) here")
+            return torch.device("mps")
+        case DeviceKind.MLX:
+            raise UnsupportedOptionError(f"device {device_id!r}: the mlx backend is not implemented in this version")

@@ -1,0 +1,196 @@
+"""Runs the action list of one pipeline rank over tagged queues.
+
+Nothing here knows which schedule the list came from. Every message is found by (channel, step, micro-batch, stage),
+so an order that differs between ranks costs time, never correctness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from distensor.core.clock import Clock
+from distensor.core.schedules import Action, Phase
+from distensor.node.seeds import dropout_seed
+from distensor.program import Source
+from distensor.transport import Channel, DataPlane, Tag
+from distensor.transport.tensors import decode, encode
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from distensor.program import StageProgram, StageRunner
+    from distensor.transport import SendHandle
+
+Batch = Mapping[str, "Tensor"]
+
+
+@dataclass(kw_only=True, slots=True)
+class Totals:
+    """Sums over the micro-batches that this rank has run. Loss and weight stay 0 on ranks without the last stage."""
+
+    loss_times_weight: float = 0.0
+    weight: float = 0.0
+    compute_seconds: float = 0.0
+    wait_seconds: float = 0.0
+
+
+@dataclass(kw_only=True, slots=True)
+class _Held:
+    """What one forward leaves behind for its backward."""
+
+    received: list[Tensor]
+    outputs: list[Tensor]
+    loss: Tensor | None = None
+    weight: float = 0.0
+
+
+@dataclass(kw_only=True, slots=True)
+class _Run:
+    """The state of one call of `run`."""
+
+    sequence: int
+    batches: Sequence[Batch]
+    training: bool
+    held: dict[tuple[int, int], _Held] = field(default_factory=dict)
+    local: dict[tuple[Channel, int, int], list[Tensor]] = field(default_factory=dict)
+    sends: list[SendHandle] = field(default_factory=list)
+    totals: Totals = field(default_factory=Totals)
+
+
+class PipelineExecutor:
+    """One rank's stages of one replica.
+
+    Args:
+        runners: the stages of this rank, by stage index.
+        rank_of_stage: where each stage of this replica lives.
+        seed: of the job; dropout draws from (seed, step, replica, micro-batch, place in the model).
+    """
+
+    def __init__(
+        self,
+        *,
+        plane: DataPlane,
+        rank: int,
+        runners: Mapping[int, StageRunner],
+        rank_of_stage: Sequence[int],
+        device: torch.device,
+        clock: Clock,
+        seed: int,
+        replica: int,
+    ) -> None:
+        self._plane = plane
+        self._rank = rank
+        self._runners = runners
+        self._rank_of_stage = rank_of_stage
+        self._device = device
+        self._clock = clock
+        self._seed = seed
+        self._replica = replica
+
+    def run(self, sequence: int, actions: Sequence[Action], batches: Sequence[Batch], *, training: bool) -> Totals:
+        """Run `actions`; gradients of sum(weight * loss) accumulate in the parameters when the list has backwards.
+
+        `sequence` must differ between calls: it separates their messages.
+
+        Raises:
+            PeerLostError: a neighbour went away.
+        """
+        run = _Run(sequence=sequence, batches=batches, training=training)
+        with torch.set_grad_enabled(training):
+            for action in actions:
+                if action.phase is Phase.FORWARD:
+                    self._forward(run, action.stage, action.micro_batch, keep=training)
+                else:
+                    self._backward(run, action.stage, action.micro_batch)
+        for handle in run.sends:
+            handle.wait(None)
+        return run.totals
+
+    def _forward(self, run: _Run, stage: int, micro: int, *, keep: bool) -> None:
+        runner = self._runners[stage]
+        program = runner.program
+        specs = program.inputs_from(Source.PREVIOUS)
+        received = self._receive(run, Channel.ACTIVATION, stage - 1, stage, micro) if specs else []
+        for spec, tensor in zip(specs, received, strict=True):
+            if spec.requires_grad and run.training:
+                tensor.requires_grad_()
+        inputs = {spec.name: tensor for spec, tensor in zip(specs, received, strict=True)}
+        for spec in program.inputs_from(Source.BATCH):
+            inputs[spec.name] = run.batches[micro][spec.name].to(self._device)
+        started = self._clock.monotonic()
+        seed = dropout_seed(self._seed, run.sequence, self._replica, micro)
+        outputs = runner.forward(inputs, seed=seed, training=run.training)
+        held = _Held(received=received, outputs=[])
+        if program.is_last:
+            self._take_loss(run, program, outputs, held)
+        else:
+            held.outputs = [outputs[spec.name] for spec in program.outputs]
+        run.totals.compute_seconds += self._clock.monotonic() - started
+        if not program.is_last:
+            self._send(run, Channel.ACTIVATION, stage + 1, stage + 1, micro, [t.detach() for t in held.outputs])
+        if keep:
+            run.held[stage, micro] = held
+
+    def _take_loss(self, run: _Run, program: StageProgram, outputs: Mapping[str, Tensor], held: _Held) -> None:
+        assert program.loss is not None
+        assert program.weight is not None
+        loss, weight = outputs[program.loss], outputs[program.weight]
+        held.loss, held.weight = loss, float(weight)
+        if held.weight > 0:  # a mean over nothing is not a number; it must not reach the sum
+            run.totals.loss_times_weight += float(loss.detach()) * held.weight
+            run.totals.weight += held.weight
+
+    def _backward(self, run: _Run, stage: int, micro: int) -> None:
+        held = run.held.pop((stage, micro))
+        program = self._runners[stage].program
+        if program.is_last:
+            roots, seeds = self._loss_root(held)
+        else:
+            roots, seeds = self._received_root(run, program, held, stage, micro)
+        started = self._clock.monotonic()
+        if roots:
+            torch.autograd.backward(roots, seeds)
+        wanted = [tensor for tensor in held.received if tensor.requires_grad]
+        gradients = [torch.zeros_like(t) if t.grad is None else t.grad for t in wanted]
+        run.totals.compute_seconds += self._clock.monotonic() - started
+        if gradients:
+            self._send(run, Channel.GRADIENT, stage - 1, stage - 1, micro, gradients)
+
+    def _loss_root(self, held: _Held) -> tuple[list[Tensor], list[Tensor]]:
+        loss = held.loss
+        if loss is None or held.weight == 0 or not loss.requires_grad:
+            return [], []
+        return [loss], [torch.full_like(loss, held.weight)]
+
+    def _received_root(
+        self, run: _Run, program: StageProgram, held: _Held, stage: int, micro: int
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        expected = [tensor for spec, tensor in zip(program.outputs, held.outputs, strict=True) if spec.requires_grad]
+        if not expected:
+            return [], []
+        gradients = self._receive(run, Channel.GRADIENT, stage + 1, stage, micro)
+        pairs = [(out, grad) for out, grad in zip(expected, gradients, strict=True) if out.requires_grad]
+        return [out for out, _ in pairs], [grad for _, grad in pairs]
+
+    def _send(self, run: _Run, channel: Channel, to_stage: int, slot: int, micro: int, tensors: list[Tensor]) -> None:
+        peer = self._rank_of_stage[to_stage]
+        if peer == self._rank:
+            run.local[channel, slot, micro] = tensors
+            return
+        header, buffers = encode(tensors)
+        tag = Tag(channel=channel, step=run.sequence, micro=micro, slot=slot)
+        run.sends.append(self._plane.send(peer, tag, header, buffers))
+
+    def _receive(self, run: _Run, channel: Channel, from_stage: int, slot: int, micro: int) -> list[Tensor]:
+        peer = self._rank_of_stage[from_stage]
+        if peer == self._rank:
+            return [tensor.detach() for tensor in run.local.pop((channel, slot, micro))]
+        started = self._clock.monotonic()
+        tag = Tag(channel=channel, step=run.sequence, micro=micro, slot=slot)
+        tensors = decode(self._plane.recv(peer, tag, None))
+        run.totals.wait_seconds += self._clock.monotonic() - started
+        return [tensor.to(self._device) for tensor in tensors]

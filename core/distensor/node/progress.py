@@ -1,0 +1,81 @@
+"""What a worker tells its supervisor while it trains: at most two lines a second."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from distensor.core import Clock
+
+if TYPE_CHECKING:
+    from distensor.node.engine import StepReport
+    from distensor.node.ipc import Emitter
+    from distensor.transport import DataPlane
+
+MIN_INTERVAL_SECONDS = 0.5
+
+
+class ProgressReporter:
+    """Collects the newest figures; sends them when the interval has passed."""
+
+    def __init__(self, *, emitter: Emitter, clock: Clock) -> None:
+        self._emitter = emitter
+        self._clock = clock
+        self._plane: DataPlane | None = None
+        self._sent_at = float("-inf")
+        self._process = psutil.Process(os.getpid())
+        self._figures: dict[str, Any] = {
+            "state": "waiting",
+            "step": 0,
+            "total_steps": None,
+            "stages": [],
+            "loss": None,
+            "tokens_per_second": None,
+            "compute_s": 0.0,
+            "sync_s": 0.0,
+            "wait_s": 0.0,
+        }
+
+    def watch(self, plane: DataPlane) -> None:
+        self._plane = plane
+
+    def loading(self) -> None:
+        self._figures["state"] = "loading"
+        self._send(now=True)
+
+    def loaded(self, stages: Sequence[int], total_steps: object) -> None:
+        self._figures.update(state="waiting", stages=list(stages))
+        self._figures["total_steps"] = total_steps if isinstance(total_steps, int) else None
+        self._send(now=True)
+
+    def step(self, step: int, report: StepReport, tokens_per_second: object) -> None:
+        self._figures.update(
+            state="training",
+            step=step,
+            loss=report.loss,
+            tokens_per_second=float(tokens_per_second) if isinstance(tokens_per_second, int | float) else None,
+            compute_s=report.compute_seconds,
+            sync_s=report.sync_seconds,
+            wait_s=report.wait_seconds,
+        )
+        self._send(now=step == self._figures["total_steps"])
+
+    def _send(self, *, now: bool) -> None:
+        moment = self._clock.monotonic()
+        if not now and moment - self._sent_at < MIN_INTERVAL_SECONDS:
+            return
+        self._sent_at = moment
+        rss = self._process.memory_info().rss
+        self._emitter.emit("progress", **self._figures, links=self.links(), rss=rss)
+
+    def links(self) -> list[dict[str, int]]:
+        """Bytes so far to and from each peer, as counted on the sockets."""
+        if self._plane is None:
+            return []
+        return [
+            {"peer": peer, "sent": stats.bytes_sent, "received": stats.bytes_received}
+            for peer, stats in sorted(self._plane.stats().items())
+        ]

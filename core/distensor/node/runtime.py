@@ -1,0 +1,321 @@
+"""The life of a worker: listen, get the certificate, join the mesh, obey the driver until it says end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from distensor.comm.identity import new_key_and_csr
+from distensor.core import DRIVER_RANK, Clock
+from distensor.core.errors import (
+    ConfigError,
+    DistensorError,
+    FrameError,
+    PeerLostError,
+    ProgramRejectedError,
+    TransportError,
+)
+from distensor.node.ipc import Emitter, Mailbox, TopologyOrder, WorkerAssignment, parse_topology
+from distensor.node.progress import ProgressReporter
+from distensor.transport import Address, Channel, Credentials, DataPlane, Listener, PeerId, Timeouts
+from distensor.transport.driver import ABORT_SEQUENCE, Command, ReplyCode, receive_named, send_named
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from distensor.node.engine import ShardEngine, StepReport
+
+Handler = Callable[[int, Mapping[str, Any], "dict[str, Tensor]"], "tuple[dict[str, Any], dict[str, Tensor]]"]
+
+
+class WorkerRuntime:
+    """Drives one worker process through one assignment.
+
+    Args:
+        mailbox: what the supervisor says after the assignment, from the stdin thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        assignment: WorkerAssignment,
+        mailbox: Mailbox,
+        emitter: Emitter,
+        clock: Clock,
+        timeouts: Timeouts,
+    ) -> None:
+        self._assignment = assignment
+        self._mailbox = mailbox
+        self._busy = threading.Lock()
+        self._emitter = emitter
+        self._clock = clock
+        self._timeouts = timeouts
+        self._progress = ProgressReporter(emitter=emitter, clock=clock)
+
+    def run(self) -> None:
+        """Serve the job once. Returns when the driver ended it.
+
+        Raises:
+            HandshakeError: a peer could not prove who it is.
+            PeerLostError: a peer or the driver went away.
+        """
+        me = self._assignment
+        listener = Listener.bind(me.listen_host)
+        key_pem, csr_pem = new_key_and_csr(me.job_id, me.epoch, me.rank)
+        self._emitter.emit("ready", v=1, port=listener.address.port, csr=csr_pem)
+        order = self._wait_for_topology()
+        plane = DataPlane.open(
+            me=PeerId(job_id=me.job_id, epoch=me.epoch, rank=me.rank),
+            credentials=Credentials(
+                key_pem=key_pem, certificate_pem=order.certificate_pem, authority_pem=order.authority_pem
+            ),
+            listener=listener,
+            peers={
+                member.rank: Address(host=member.host, port=member.port)
+                for member in order.members
+                if member.rank != me.rank
+            },
+            timeouts=self._timeouts,
+            clock=self._clock,
+        )
+        try:
+            self._emitter.emit("connected")
+            self._progress.watch(plane)
+            self._serve(plane)
+        finally:
+            plane.close()
+
+    def _wait_for_topology(self) -> TopologyOrder:
+        while True:
+            message = self._mailbox.take()
+            if message.get("type") == "topology":
+                return parse_topology(message)
+
+    def _serve(self, plane: DataPlane) -> None:
+        engine = self._make_engine(plane)
+        stop_watching = _close_on_abort(plane)
+        threading.Thread(target=self._close_on_drain, args=(plane,), name="drain-watch", daemon=True).start()
+        try:
+            sequence = 0
+            while self._obey(plane, engine, sequence):
+                sequence += 1
+        finally:
+            stop_watching()
+            _leave_groups()
+
+    def _close_on_drain(self, plane: DataPlane) -> None:
+        """Leave the mesh when the supervisor drains, but let the command in hand finish first."""
+        self._mailbox.wait_for_drain()
+        with self._busy:
+            self._emitter.event("info", "draining: leaving the job after the step in hand")
+            plane.close()
+
+    def _make_engine(self, plane: DataPlane) -> ShardEngine:
+        import torch
+
+        from distensor.node.device import torch_device
+        from distensor.node.engine import ShardEngine
+        from distensor.transport.c10d import init_process_group
+
+        torch.set_num_threads(self._assignment.threads)
+        device = torch_device(self._assignment.device_kind, self._assignment.device_id)
+        world = self._assignment.parallel.world_size
+        if world > 1:
+            init_process_group(plane, rank=self._assignment.rank, world_size=world)
+        return ShardEngine(assignment=self._assignment, plane=plane, device=device, clock=self._clock)
+
+    def _obey(self, plane: DataPlane, engine: ShardEngine, sequence: int) -> bool:
+        """Run one command and answer it; False once the job is over."""
+        meta, tensors = receive_named(plane, DRIVER_RANK, Channel.CONTROL, sequence, None)
+        with self._busy:
+            return self._obey_one(plane, engine, sequence, meta, tensors)
+
+    def _obey_one(
+        self,
+        plane: DataPlane,
+        engine: ShardEngine,
+        sequence: int,
+        meta: Mapping[str, Any],
+        tensors: dict[str, Tensor],
+    ) -> bool:
+        command = _command(meta)
+        if command is Command.END:
+            self._reply(plane, sequence, {"code": ReplyCode.OK.value}, {})
+            return False
+        try:
+            answer, results = self._run(engine, command, sequence, meta, tensors)
+        except PeerLostError as error:
+            self._reply_error(plane, sequence, ReplyCode.PEER_LOST, error, peer=error.rank)
+            raise
+        except ProgramRejectedError as error:
+            self._reply_error(plane, sequence, ReplyCode.REFUSED_PROGRAM, error)
+            self._emitter.event("error", f"refused: {error}")
+            return True
+        except MemoryError as error:
+            self._reply_error(plane, sequence, ReplyCode.OUT_OF_MEMORY, error)
+            raise
+        except DistensorError as error:
+            self._reply_error(plane, sequence, ReplyCode.ERROR, error)
+            raise
+        except RuntimeError as error:
+            # torch reports its failures, a lost peer inside a collective among them, as RuntimeError.
+            lost = _peer_behind(plane, error)
+            code = ReplyCode.ERROR if lost is None else ReplyCode.PEER_LOST
+            self._reply_error(plane, sequence, code, error, peer=lost)
+            if lost is not None:
+                raise PeerLostError(lost, str(error)) from error
+            raise
+        self._reply(plane, sequence, {"code": ReplyCode.OK.value, **answer}, results)
+        return True
+
+    def _run(
+        self,
+        engine: ShardEngine,
+        command: Command,
+        sequence: int,
+        meta: Mapping[str, Any],
+        tensors: dict[str, Tensor],
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        match command:
+            case Command.LOAD:
+                return self._load(engine, meta, tensors), {}
+            case Command.STEP:
+                return self._step(engine, sequence, meta, tensors), {}
+            case Command.EVALUATE:
+                loss, weight = engine.evaluate(sequence, split_batches(meta, tensors))
+                return {"loss": _finite(loss), "weight": weight}, {}
+            case Command.GRADIENTS:
+                report, named = engine.gradients(sequence, split_batches(meta, tensors))
+                return _report(report), named if meta.get("wanted") else {}
+            case Command.STATE:
+                return {}, engine.state() if meta.get("wanted") else {}
+            case Command.REPLACE:
+                engine.replace(tensors)
+                return {}, {}
+            case _:
+                raise ConfigError(f"command {command.value!r} has no place in the sequence of commands")
+
+    def _load(self, engine: ShardEngine, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+        from distensor.node.engine import parse_plan
+
+        self._progress.loading()
+        programs: dict[int, bytes] = {}
+        weights: dict[int, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            kind, stage, name = _weight_key(key)
+            if kind == "program":
+                programs[stage] = tensor.numpy().tobytes()
+            else:
+                weights.setdefault(stage, {})[name] = tensor
+        engine.load(parse_plan(meta), programs, weights)
+        self._progress.loaded(engine.own_stages, meta.get("total_steps"))
+        return {"stages": engine.own_stages}
+
+    def _step(
+        self, engine: ShardEngine, sequence: int, meta: Mapping[str, Any], tensors: dict[str, Tensor]
+    ) -> dict[str, Any]:
+        batches = split_batches(meta, tensors)
+        step = int(meta["step"])
+        report = engine.step(sequence, batches, float(meta["lr"]))
+        if report.committed:
+            if batches:
+                self._emitter.emit("claim", step=step, micro_batches=len(batches))
+            self._progress.step(step, report, meta.get("tokens_per_second"))
+        return {**_report(report), "links": self._progress.links()}
+
+    def _reply(self, plane: DataPlane, sequence: int, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        send_named(plane, DRIVER_RANK, Channel.REPLY, sequence, meta, tensors)
+
+    def _reply_error(
+        self, plane: DataPlane, sequence: int, code: ReplyCode, error: BaseException, *, peer: int | None = None
+    ) -> None:
+        try:
+            self._reply(
+                plane,
+                sequence,
+                {"code": code.value, "message": f"{type(error).__name__}: {error}", "peer": peer},
+                {},
+            )
+        except TransportError:
+            # The driver is gone too; the original error is the one to raise.
+            self._emitter.event("warning", "the driver could not be told of the error")
+
+
+def _command(meta: Mapping[str, Any]) -> Command:
+    try:
+        return Command(meta.get("command", ""))
+    except ValueError:
+        raise FrameError(f"command {meta.get('command')!r}: expected one of {', '.join(Command)}") from None
+
+
+def split_batches(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Tensors named "micro/name" as one dict per micro-batch. Raises ProgramRejectedError for other names."""
+    count = meta.get("micro_batches")
+    if not isinstance(count, int) or not 0 <= count <= 1 << 16:
+        raise ProgramRejectedError(f"micro_batches={count!r}: expected a number from 0 to 65536")
+    batches: list[dict[str, Tensor]] = [{} for _ in range(count)]
+    for key, tensor in tensors.items():
+        micro, _, name = key.partition("/")
+        if not micro.isdecimal() or int(micro) >= count:
+            raise ProgramRejectedError(f"batch tensor {key!r}: expected a micro-batch below {count} before the name")
+        batches[int(micro)][name] = tensor
+    return batches
+
+
+def _weight_key(key: str) -> tuple[str, int, str]:
+    kind, _, rest = key.partition("/")
+    stage, _, name = rest.partition("/")
+    if kind not in ("program", "weight") or not stage.isdecimal():
+        raise ProgramRejectedError(f"load has a tensor {key!r}: expected program/STAGE or weight/STAGE/NAME")
+    return kind, int(stage), name
+
+
+def _report(report: StepReport) -> dict[str, Any]:
+    return {
+        "loss": _finite(report.loss),
+        "weight": report.weight,
+        "grad_norm": _finite(report.grad_norm),
+        "compute_seconds": report.compute_seconds,
+        "sync_seconds": report.sync_seconds,
+        "wait_seconds": report.wait_seconds,
+        "committed": report.committed,
+    }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN; None says 'not a number' and is never mistaken for a loss."""
+    return value if value - value == 0 else None
+
+
+def _peer_behind(plane: DataPlane, error: BaseException) -> int | None:
+    """The lost peer that made a collective fail, if that is what happened."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, PeerLostError):
+            return seen.rank
+        seen = seen.__cause__ or seen.__context__
+    lost = plane.lost()
+    return next(iter(lost), None)
+
+
+def _close_on_abort(plane: DataPlane) -> Callable[[], None]:
+    """Close the plane when the driver says abort or vanishes: it wakes whatever waits on another peer."""
+    over = threading.Event()
+
+    def watch() -> None:
+        try:
+            receive_named(plane, DRIVER_RANK, Channel.CONTROL, ABORT_SEQUENCE, None)
+        except TransportError:
+            pass
+        if not over.is_set():
+            plane.close()
+
+    threading.Thread(target=watch, name="abort-watch", daemon=True).start()
+    return over.set
+
+
+def _leave_groups() -> None:
+    from distensor.transport.c10d import destroy_process_group
+
+    destroy_process_group()

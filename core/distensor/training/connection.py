@@ -1,0 +1,304 @@
+"""The trainer's side of a job: placed by the hub, then commanded over the data plane."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from distensor.comm.identity import new_key_and_csr
+from distensor.core import DRIVER_RANK, Clock, Epoch, JobId, ParallelConfig, Rank
+from distensor.core.control import JobSpec, JobState, JobUpdate, Member, Topology, WorkerChange, WorkerState
+from distensor.core.errors import (
+    DistensorError,
+    DivergedError,
+    JobFailedError,
+    PeerLostError,
+    PlacementError,
+    ProgramRejectedError,
+    TransportError,
+    WorkerFailedError,
+    WorkerLostError,
+)
+from distensor.transport import Address, Channel, Credentials, DataPlane, LinkStats, PeerId, Timeouts
+from distensor.transport.driver import ABORT_SEQUENCE, Command, ReplyCode, finish_named, send_named
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from distensor.comm import HubClient
+
+EXIT_REASON_SECONDS = 5.0
+"""How long a lost worker's supervisor gets to say why it died, before the error goes out without the reason."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """One rank's answer to one command."""
+
+    rank: int
+    meta: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+
+class JobWatch:
+    """Follows a job's updates in a thread; others wait on what they need."""
+
+    def __init__(self, client: HubClient, job_id: JobId, clock: Clock) -> None:
+        self._client = client
+        self._job_id = job_id
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._latest: JobUpdate | None = None
+        self._error: DistensorError | None = None
+        self._over = False
+        self._thread = threading.Thread(target=self._follow, name=f"watch-{job_id}", daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        try:
+            for update in self._client.watch_job(self._job_id):
+                with self._changed:
+                    self._latest = update
+                    self._changed.notify_all()
+        except DistensorError as error:
+            with self._changed:
+                self._error = error
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    def wait_for(self, wanted: Callable[[JobUpdate], bool], timeout: float) -> JobUpdate | None:
+        """The first update, the present one included, for which `wanted` holds; None at the end of the time.
+
+        Raises:
+            DistensorError: the hub refused the watch.
+        """
+        deadline = self._clock.monotonic() + timeout
+        with self._changed:
+            while True:
+                if self._latest is not None and wanted(self._latest):
+                    return self._latest
+                if self._error is not None:
+                    raise self._error
+                remaining = deadline - self._clock.monotonic()
+                if remaining <= 0 or self._over:
+                    return None
+                self._changed.wait(min(remaining, 0.5))
+
+    @property
+    def latest(self) -> JobUpdate | None:
+        with self._changed:
+            return self._latest
+
+
+class JobConnection:
+    """A placed job whose workers are all connected to this trainer.
+
+    Use `JobConnection.open`. Commands go to every rank; the answer to each is awaited from every rank.
+    """
+
+    def __init__(
+        self, *, client: HubClient, watch: JobWatch, plane: DataPlane, topology: Topology, clock: Clock
+    ) -> None:
+        self._client = client
+        self._watch = watch
+        self._plane = plane
+        self._clock = clock
+        self._sequence = 0
+        self._state = JobState.RUNNING
+        self.topology = topology
+
+    @classmethod
+    def open(
+        cls,
+        *,
+        client: HubClient,
+        name: str,
+        parallel: ParallelConfig,
+        bytes_per_rank: tuple[int, ...],
+        clock: Clock,
+        timeouts: Timeouts,
+        start_timeout: float,
+    ) -> JobConnection:
+        """Submit, wait until every worker is ready, connect to all.
+
+        Raises:
+            PlacementError: more ranks than free workers, or no worker got ready in time.
+            JobFailedError: the hub gave the job up.
+            HubUnreachableError, AuthenticationError: as the hub client does.
+            HandshakeError, TransportTimeoutError: a worker could not be reached.
+        """
+        # The job's id is not known yet; the hub puts the right identity into the certificate whatever we ask for.
+        key_pem, csr_pem = new_key_and_csr(JobId("new"), None, DRIVER_RANK)
+        spec = JobSpec(
+            submission=uuid.uuid4().hex, name=name, parallel=parallel, csr_pem=csr_pem, bytes_per_rank=bytes_per_rank
+        )
+        job_id, epoch = client.submit_job(spec)
+        watch = JobWatch(client, job_id, clock)
+        try:
+            update = _wait_until_running(watch, job_id, start_timeout)
+            plane = _dial(update, job_id, epoch, key_pem, timeouts, clock)
+        except BaseException as error:  # whatever went wrong, an interrupt included, the slots must not stay taken
+            with contextlib.suppress(DistensorError):
+                client.end_job(job_id, JobState.FAILED, f"the trainer could not start it: {error}")
+            raise
+        topology = update.topology
+        assert topology is not None
+        return cls(client=client, watch=watch, plane=plane, topology=topology, clock=clock)
+
+    @property
+    def job_id(self) -> JobId:
+        return self.topology.job_id
+
+    @property
+    def epoch(self) -> Epoch:
+        return self.topology.epoch
+
+    @property
+    def ranks(self) -> range:
+        return range(self.topology.parallel.world_size)
+
+    @property
+    def restarts(self) -> int:
+        """How often workers of this job were restarted, as far as the hub knows."""
+        latest = self._watch.latest
+        return 0 if latest is None else sum(change.restarts for change in latest.workers)
+
+    def stats(self) -> Mapping[int, LinkStats]:
+        return self._plane.stats()
+
+    def command(
+        self,
+        command: Command,
+        meta: Mapping[str, Any],
+        tensors: Mapping[int, Mapping[str, Tensor]] | None = None,
+        extra: Mapping[int, Mapping[str, Any]] | None = None,
+    ) -> list[Reply]:
+        """Send one command to all ranks and wait for all answers, in rank order.
+
+        `tensors` and `extra` (meta data) are per rank.
+
+        Raises:
+            WorkerLostError: a worker ended or fell silent; names rank, node and, where known, the exit reason.
+            WorkerFailedError: a worker reported an error of its own.
+            ProgramRejectedError: a worker refused its program.
+        """
+        sequence, self._sequence = self._sequence, self._sequence + 1
+        try:
+            for rank in self.ranks:
+                own = {**meta, **((extra or {}).get(rank, {})), "command": command.value}
+                send_named(self._plane, rank, Channel.CONTROL, sequence, own, (tensors or {}).get(rank, {}))
+            return self._collect(sequence)
+        except PeerLostError as error:
+            raise self._lost(error) from error
+
+    def _collect(self, sequence: int) -> list[Reply]:
+        replies: dict[int, Reply] = {}
+        while len(replies) < len(self.ranks):
+            rank, tag, first = self._plane.recv_any(Channel.REPLY, None)
+            meta, tensors = finish_named(self._plane, rank, Channel.REPLY, tag.step, first, None)
+            if meta.get("code") != ReplyCode.OK:
+                raise self._failure(rank, meta)
+            if tag.step == sequence:
+                replies[rank] = Reply(rank=rank, meta=meta, tensors=tensors)
+        return [replies[rank] for rank in self.ranks]
+
+    def _failure(self, rank: int, meta: Mapping[str, Any]) -> DistensorError:
+        message = f"rank {rank} on node {self.member(rank).node_name!r}: {meta.get('message')}"
+        match meta.get("code"):
+            case ReplyCode.PEER_LOST:
+                peer = meta.get("peer")
+                return self._lost(PeerLostError(peer if isinstance(peer, int) else rank, message))
+            case ReplyCode.REFUSED_PROGRAM:
+                return ProgramRejectedError(message)
+            case ReplyCode.DIVERGED:
+                return DivergedError(message)
+            case _:
+                return WorkerFailedError(message)
+
+    def _lost(self, error: PeerLostError) -> WorkerLostError:
+        """Name the worker that is gone, with the reason that its supervisor gave the hub."""
+
+        def ended(update: JobUpdate) -> bool:
+            return self._exit_of(update) is not None
+
+        try:
+            update = self._watch.wait_for(ended, EXIT_REASON_SECONDS)
+        except DistensorError:
+            update = None  # a hub that is away must not hide the loss itself
+        change = None if update is None else self._exit_of(update)
+        if change is None:
+            rank, why = error.rank, f"{error.reason}; its supervisor has given no reason"
+        else:
+            rank, why = change.rank, change.reason
+        where = f"rank {rank} on node {self.member(rank).node_name!r}" if rank >= 0 else "the trainer's own link"
+        return WorkerLostError(
+            f"job {self.topology.job_name!r} lost {where}: {why}. "
+            "The job's state is on its workers and this version cannot replace one in a running job; start the job again"
+        )
+
+    def _exit_of(self, update: JobUpdate) -> WorkerChange | None:
+        gone = (WorkerState.EXITED, WorkerState.BACKOFF, WorkerState.BROKEN)
+        for change in update.workers:
+            if change.reason and (change.state in gone or change.restarts > 0):
+                return change
+        return None
+
+    def member(self, rank: int) -> Member:
+        return next(member for member in self.topology.members if member.rank == rank)
+
+    def end(self, state: JobState, reason: str = "") -> None:
+        """Tell workers and hub that the job is over. Safe to call twice; an unreachable hub is not an error."""
+        if self._state.ended:
+            return
+        self._state = state
+        sequence = self._sequence
+        command = Command.END if state is JobState.FINISHED else Command.ABORT
+        number = sequence if command is Command.END else ABORT_SEQUENCE
+        for rank in self.ranks:
+            with contextlib.suppress(TransportError):
+                send_named(self._plane, rank, Channel.CONTROL, number, {"command": command.value}, {})
+        if state is JobState.FINISHED:
+            with contextlib.suppress(DistensorError):
+                self._collect(sequence)
+        with contextlib.suppress(DistensorError):
+            self._client.end_job(self.job_id, state, reason)
+        self._plane.close()
+
+
+def _wait_until_running(watch: JobWatch, job_id: JobId, timeout: float) -> JobUpdate:
+    update = watch.wait_for(lambda seen: seen.state is not JobState.PLACED, timeout)
+    if update is None:
+        waiting = watch.latest
+        states = "" if waiting is None else ", ".join(f"rank {c.rank} {c.state.value}" for c in waiting.workers)
+        raise PlacementError(
+            f"job {job_id}: not all workers were ready after {timeout:.0f} s ({states or 'none has said anything'}); "
+            "look at the dashboard of the nodes"
+        )
+    if update.state is not JobState.RUNNING or update.topology is None or update.certificate is None:
+        raise JobFailedError(f"job {job_id} is {update.state.value}: {update.reason or 'no reason given'}")
+    return update
+
+
+def _dial(
+    update: JobUpdate, job_id: JobId, epoch: Epoch, key_pem: bytes, timeouts: Timeouts, clock: Clock
+) -> DataPlane:
+    topology, certificate = update.topology, update.certificate
+    assert topology is not None
+    assert certificate is not None
+    return DataPlane.open(
+        me=PeerId(job_id=job_id, epoch=epoch, rank=Rank(DRIVER_RANK)),
+        credentials=Credentials(
+            key_pem=key_pem,
+            certificate_pem=certificate.certificate_pem,
+            authority_pem=certificate.authority_pem,
+        ),
+        listener=None,
+        peers={member.rank: Address(host=member.host, port=member.port) for member in topology.members},
+        timeouts=timeouts,
+        clock=clock,
+    )

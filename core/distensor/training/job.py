@@ -1,0 +1,321 @@
+"""One placed job of a trainer: captured, cut, shipped, and driven step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from distensor.core import DRIVER_RANK, Axis, Clock, RankLayout
+from distensor.core.control import JobState, Topology, Unit, UnitKey
+from distensor.core.errors import DistensorError
+from distensor.optim import OptimizerSpec
+from distensor.program import Source, capture, cut
+from distensor.training.batches import Split, row_count, split_rows
+from distensor.training.connection import JobConnection, Reply
+from distensor.training.receipts import ReceiptSender
+from distensor.training.results import StepResult
+from distensor.transport import Timeouts
+from distensor.transport.driver import Command
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from distensor.nn import DistributedModel
+    from distensor.program import Captured, Cut
+    from distensor.training.options import TrainerOptions
+    from distensor.training.sessions import Session
+
+START_SECONDS = 120.0
+RECEIPT_SECONDS = 10.0
+
+
+class TrainingJob:
+    """Use `TrainingJob.start`. Not safe to use from several threads."""
+
+    def __init__(
+        self,
+        *,
+        connection: JobConnection,
+        model: DistributedModel,
+        captured: Captured,
+        pieces: Cut,
+        options: TrainerOptions,
+        receipts: ReceiptSender,
+        clock: Clock,
+    ) -> None:
+        self._connection = connection
+        self._model = model
+        self._captured = captured
+        self._pieces = pieces
+        self._options = options
+        self._receipts = receipts
+        self._clock = clock
+        self._layout = RankLayout(options.parallel)
+        self._tokens_per_second: float | None = None
+        self._micro_batches_done = 0
+        self._rank_links: dict[int, Sequence[Mapping[str, int]]] = {}
+
+    @classmethod
+    def start(
+        cls,
+        *,
+        session: Session,
+        name: str,
+        model: DistributedModel,
+        options: TrainerOptions,
+        optimizer: OptimizerSpec,
+        loss: Callable[[Any, Any], Tensor] | None,
+        loss_weight: Callable[[Any], int] | str | None,
+        example: Any,
+    ) -> TrainingJob:
+        """Capture and cut the model, place the job, ship the stages.
+
+        Raises:
+            CaptureError, StageMappingError, BatchError: before anything is sent.
+            PlacementError, WorkerLostError, ProgramRejectedError: as `JobConnection` does.
+        """
+        captured = capture(model.module, example, loss=loss, loss_weight=loss_weight)
+        pieces = cut(captured, model)
+        connection = JobConnection.open(
+            client=session.client,
+            name=name,
+            parallel=options.parallel,
+            bytes_per_rank=_bytes_per_rank(pieces, options),
+            clock=session.clock,
+            timeouts=Timeouts(),
+            start_timeout=START_SECONDS,
+        )
+        job = cls(
+            connection=connection,
+            model=model,
+            captured=captured,
+            pieces=pieces,
+            options=options,
+            receipts=ReceiptSender(session.client, session.clock),
+            clock=session.clock,
+        )
+        try:
+            job._load(optimizer)
+        except BaseException as error:  # whatever it was, an interrupt included, the workers must be given back
+            job.end(JobState.FAILED, f"{type(error).__name__}: {error}")
+            raise
+        return job
+
+    @property
+    def topology(self) -> Topology:
+        return self._connection.topology
+
+    @property
+    def restarts(self) -> int:
+        return self._connection.restarts
+
+    @property
+    def units_done(self) -> int:
+        """Micro-batches that committed steps have taken through the ranks of this job, all ranks together."""
+        return self._micro_batches_done
+
+    def bytes_per_link(self) -> dict[tuple[int, int], int]:
+        """Bytes sent from one place to another, (from, to); -1 is this trainer. Counted on the sockets by the sender.
+
+        The figures of the ranks are those of the end of the newest step.
+        """
+        sent = {(int(DRIVER_RANK), rank): link.bytes_sent for rank, link in self._connection.stats().items()}
+        for rank, links in self._rank_links.items():
+            sent.update({(rank, link["peer"]): link["sent"] for link in links})
+        return sent
+
+    def step(self, number: int, batch: Any, lr: float, total_steps: int | None) -> tuple[StepResult, list[bool]]:
+        """One optimizer step; the second value says for each rank whether it has applied the update."""
+        flat, split = self._split(batch)
+        before, started = self._bytes(), self._clock.monotonic()
+        meta = {"step": number, "lr": lr, "total_steps": total_steps, "tokens_per_second": self._tokens_per_second}
+        replies = self._send(Command.STEP, meta, flat, split)
+        seconds = self._clock.monotonic() - started
+        after = self._bytes()
+        result = _step_result(number, lr, replies, seconds, after[0] - before[0], after[1] - before[1])
+        commits = [bool(reply.meta["committed"]) for reply in replies]
+        self._rank_links = {reply.rank: reply.meta["links"] for reply in replies}
+        if all(commits):
+            self._tokens_per_second = result.tokens_per_second
+            self._report_units(number, split)
+        return result, commits
+
+    def _report_units(self, step: int, split: Split) -> None:
+        units = [
+            Unit(
+                key=UnitKey(job_id=self._connection.job_id, epoch=self._connection.epoch, step=step, rank=rank),
+                micro_batches=split.micro_batches[self._layout.coordinates(rank).dp],
+            )
+            for rank in self._layout.group_of(0, *Axis)
+        ]
+        done = [unit for unit in units if unit.micro_batches > 0]
+        self._micro_batches_done += sum(unit.micro_batches for unit in done)
+        self._receipts.add(done)
+
+    def evaluate(self, batch: Any) -> tuple[float, float]:
+        """(mean loss, number of real elements); the loss is NaN where there is no real element."""
+        flat, split = self._split(batch)
+        replies = self._send(Command.EVALUATE, {}, flat, split)
+        return _number(replies[0].meta["loss"]), float(replies[0].meta["weight"])
+
+    def gradients(self, batch: Any) -> tuple[float, dict[str, Tensor]]:
+        """(mean loss, full gradients by parameter name)."""
+        flat, split = self._split(batch)
+        replies = self._send(Command.GRADIENTS, {}, flat, split, extra=self._wanted())
+        merged = self._merge(replies)
+        return _number(replies[0].meta["loss"]), {name: merged[name] for name in merged}
+
+    def state(self) -> dict[str, Tensor]:
+        """Parameters and buffers by their names in the module, from the first replica."""
+        replies = self._connection.command(Command.STATE, {}, extra=self._wanted())
+        return self._merge(replies)
+
+    def copy_into_module(self) -> None:
+        fresh = self.state()
+        with torch.no_grad():
+            for name, target in _named(self._model.module).items():
+                if name in fresh:
+                    target.copy_(fresh[name])
+
+    def push(self) -> None:
+        """Send the module's present weights to all ranks."""
+        current = _named(self._model.module)
+        tensors = {
+            rank: {
+                f"{stage}/{name}": current[name].detach()
+                for stage in self._stages_of(rank)
+                for name in self._pieces.weights(stage)
+                if name in current
+            }
+            for rank in self._connection.ranks
+        }
+        self._connection.command(Command.REPLACE, {}, tensors)
+
+    def end(self, state: JobState, reason: str = "") -> None:
+        """Give the workers back. Receipts that the hub has not taken yet get some seconds."""
+        self._connection.end(state, reason)
+        self._receipts.close(RECEIPT_SECONDS)
+
+    def _load(self, optimizer: OptimizerSpec) -> None:
+        meta = {
+            "schedule": self._options.schedule.value,
+            "stages": self._options.stages,
+            "optimizer": optimizer.to_json(),
+            "clip_norm": self._options.clip_norm,
+            "seed": self._options.seed,
+            "tied": [[[stage, group.name] for stage in group.stages] for group in self._pieces.tied],
+        }
+        tensors = {rank: self._parts_of(rank) for rank in self._connection.ranks}
+        self._connection.command(Command.LOAD, meta, tensors)
+
+    def _parts_of(self, rank: int) -> dict[str, Tensor]:
+        parts: dict[str, Tensor] = {}
+        for stage in self._stages_of(rank):
+            text = bytearray(self._pieces.programs[stage].to_json())
+            parts[f"program/{stage}"] = torch.frombuffer(text, dtype=torch.uint8)
+            for name, tensor in self._pieces.weights(stage).items():
+                parts[f"weight/{stage}/{name}"] = tensor.detach()
+        return parts
+
+    def _stages_of(self, rank: int) -> range:
+        place = self._layout.coordinates(rank)
+        return range(place.pp, self._options.stages, self._options.parallel.pipeline_parallel)
+
+    def _split(self, batch: Any) -> tuple[dict[str, Tensor], Split]:
+        flat = self._captured.flatten_batch(batch)
+        rows = row_count(flat, self._captured.row_inputs)
+        parallel = self._options.parallel
+        split = split_rows(rows, replicas=parallel.data_parallel, micro_batches=self._options.micro_batches)
+        return flat, split
+
+    def _send(
+        self,
+        command: Command,
+        meta: Mapping[str, Any],
+        flat: Mapping[str, Tensor],
+        split: Split,
+        extra: Mapping[int, Mapping[str, Any]] | None = None,
+    ) -> list[Reply]:
+        counts = {
+            rank: {
+                "micro_batches": split.micro_batches[self._layout.coordinates(rank).dp],
+                **((extra or {}).get(rank, {})),
+            }
+            for rank in self._connection.ranks
+        }
+        tensors = {rank: self._inputs_of(rank, flat, split) for rank in self._connection.ranks}
+        return self._connection.command(command, meta, tensors, counts)
+
+    def _inputs_of(self, rank: int, flat: Mapping[str, Tensor], split: Split) -> dict[str, Tensor]:
+        """The slices of the batch that this rank's stages read, by "micro/name"."""
+        names = {
+            spec.name
+            for stage in self._stages_of(rank)
+            for spec in self._pieces.programs[stage].inputs_from(Source.BATCH)
+        }
+        inputs: dict[str, Tensor] = {}
+        for micro, (start, stop) in enumerate(split.rows[self._layout.coordinates(rank).dp]):
+            for name in sorted(names):
+                whole = flat[name]
+                inputs[f"{micro}/{name}"] = whole[start:stop] if name in self._captured.row_inputs else whole
+        return inputs
+
+    def _wanted(self) -> dict[int, dict[str, Any]]:
+        """The first replica answers with tensors; the others hold the same."""
+        return {rank: {"wanted": self._layout.coordinates(rank).dp == 0} for rank in self._connection.ranks}
+
+    def _merge(self, replies: Sequence[Reply]) -> dict[str, Tensor]:
+        merged: dict[str, Tensor] = {}
+        for reply in replies:
+            for key, tensor in reply.tensors.items():
+                merged.setdefault(key.partition("/")[2], tensor)
+        return merged
+
+    def _bytes(self) -> tuple[int, int]:
+        stats = self._connection.stats().values()
+        return sum(link.bytes_sent for link in stats), sum(link.bytes_received for link in stats)
+
+
+def _named(module: torch.nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _bytes_per_rank(pieces: Cut, options: TrainerOptions) -> tuple[int, ...]:
+    """Weights, gradients and two optimizer states; activations come on top and are not predicted here."""
+    layout = RankLayout(options.parallel)
+    ranks = options.parallel.pipeline_parallel
+    return tuple(
+        sum(
+            4 * pieces.programs[stage].weight_bytes
+            for stage in range(layout.coordinates(rank).pp, options.stages, ranks)
+        )
+        for rank in range(options.parallel.world_size)
+    )
+
+
+def _number(value: object) -> float:
+    return float("nan") if value is None else float(value)  # type: ignore[arg-type]
+
+
+def _step_result(
+    number: int, lr: float, replies: Sequence[Reply], seconds: float, sent: int, received: int
+) -> StepResult:
+    first = replies[0].meta
+    losses = {reply.meta["loss"] for reply in replies}
+    if len(losses) > 1:
+        raise DistensorError(f"step {number}: the ranks report different losses: {sorted(map(str, losses))}")
+    return StepResult(
+        step=number,
+        loss=_number(first["loss"]),
+        tokens=int(first["weight"]),
+        grad_norm=_number(first["grad_norm"]),
+        lr=lr,
+        bytes_sent=sent,
+        bytes_received=received,
+        seconds=seconds,
+        compute_seconds=max(float(reply.meta["compute_seconds"]) for reply in replies),
+        sync_seconds=max(float(reply.meta["sync_seconds"]) for reply in replies),
+        wait_seconds=max(float(reply.meta["wait_seconds"]) for reply in replies),
+    )

@@ -1,0 +1,115 @@
+"""The keywords of `Trainer` that shape the run, checked together before anything happens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from distensor.core import ParallelConfig
+from distensor.core.errors import ConfigError, UnsupportedOptionError
+from distensor.core.schedules import Schedule, check_pipeline_sizes, parse_schedule
+
+if TYPE_CHECKING:
+    from distensor.nn import DistributedModel
+
+IMPLEMENTED: Mapping[str, tuple[object, ...]] = {
+    "sync": ("allreduce",),
+    "precision": ("fp32",),
+    "accumulate": (1,),
+    "checkpoint": (None,),
+    "backend": ("tls",),
+}
+PLANNED: Mapping[str, tuple[object, ...]] = {
+    "sync": ("zero3", "distro", "demo", "diloco", "sparseloco"),
+    "precision": ("bf16",),
+    "backend": ("gloo", "nccl"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerOptions:
+    """What `Trainer` was told, once it is known to be possible."""
+
+    parallel: ParallelConfig
+    stages: int
+    schedule: Schedule
+    micro_batches: int
+    clip_norm: float | None
+    seed: int
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        model: DistributedModel,
+        parallel: ParallelConfig,
+        schedule: str,
+        micro_batches: int | None,
+        clip_norm: float | None,
+        lr_schedule: object,
+        seed: int,
+        **choices: Any,
+    ) -> TrainerOptions:
+        """Raises ConfigError or UnsupportedOptionError, each naming the keyword, its value and what would be right."""
+        for keyword, value in choices.items():
+            _check_choice(keyword, value)
+        _check_axes(parallel)
+        if isinstance(lr_schedule, str):
+            raise UnsupportedOptionError(
+                f"lr_schedule={lr_schedule!r}: schedules by name are not implemented in this version; "
+                "pass a function of the step"
+            )
+        if lr_schedule is not None and not callable(lr_schedule):
+            raise ConfigError(f"lr_schedule={lr_schedule!r}: expected a function of the step, or None")
+        check_pipeline_sizes(ranks=parallel.pipeline_parallel, stages=model.stage_count)
+        return cls(
+            parallel=parallel,
+            stages=model.stage_count,
+            schedule=parse_schedule(schedule),
+            micro_batches=_micro_batches(micro_batches, parallel),
+            clip_norm=_clip_norm(clip_norm),
+            seed=_integer("seed", seed, at_least=0),
+        )
+
+
+def _check_choice(keyword: str, value: object) -> None:
+    allowed = IMPLEMENTED[keyword]
+    if value in allowed and not isinstance(value, bool):
+        return
+    choices = " or ".join(repr(choice) for choice in allowed)
+    planned = PLANNED.get(keyword)
+    # Where any value makes sense (a folder, a number), every other one is an option that is still to come.
+    if planned is None or value in planned:
+        raise UnsupportedOptionError(f"{keyword}={value!r} is not implemented in this version; use {choices}")
+    raise ConfigError(f"{keyword}={value!r}: expected {choices}")
+
+
+def _check_axes(parallel: ParallelConfig) -> None:
+    if not isinstance(parallel, ParallelConfig):
+        raise ConfigError(f"parallel={parallel!r}: expected a ParallelConfig")
+    for keyword in ("tensor_parallel", "context_parallel"):
+        size = getattr(parallel, keyword)
+        if size > 1:
+            raise UnsupportedOptionError(f"{keyword}={size} is not implemented in this version; use {keyword}=1")
+
+
+def _micro_batches(value: int | None, parallel: ParallelConfig) -> int:
+    if value is None:
+        return 1 if parallel.pipeline_parallel == 1 else 2 * parallel.pipeline_parallel
+    return _integer("micro_batches", value, at_least=1)
+
+
+def _integer(keyword: str, value: object, *, at_least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+        raise ConfigError(f"{keyword}={value!r}: expected an integer of at least {at_least}")
+    return value
+
+
+def _clip_norm(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ConfigError(f"clip_norm={value!r}: expected a positive finite number, or None")
+    return float(value)

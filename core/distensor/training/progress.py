@@ -1,0 +1,31 @@
+"""The progress bar of `fit`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distensor.training.results import StepResult
+
+
+class ProgressBar:
+    """tqdm with loss and rate; nothing at all where it is not shown."""
+
+    def __init__(self, name: str, total: int | None, *, shown: bool) -> None:
+        self._bar: Any = None
+        if shown:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, desc=name, unit="step", leave=True, dynamic_ncols=True)
+
+    def update(self, result: StepResult) -> None:
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"loss {result.loss:.4f}  {result.tokens_per_second:,.0f} tok/s", refresh=False)
+            self._bar.update()
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bar is not None:
+            self._bar.close()

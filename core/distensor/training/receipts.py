@@ -1,0 +1,76 @@
+"""The trainer's receipts for finished units: sent in batches, kept until the hub has committed them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+from distensor.core import Clock
+from distensor.core.control import Unit
+from distensor.core.errors import AuthenticationError, ControlError
+
+FLUSH_SECONDS = 0.5
+MAX_UNITS_A_CALL = 2000
+
+
+class ReceiptTaker(Protocol):
+    def report_units(self, units: Sequence[Unit]) -> None: ...
+
+
+class ReceiptSender:
+    """Sends from a thread of its own, so that a hub that is away never delays a step.
+
+    Repeating a receipt is harmless: the hub credits a unit once.
+    """
+
+    def __init__(self, hub: ReceiptTaker, clock: Clock) -> None:
+        self._hub = hub
+        self._clock = clock
+        self._pending: list[Unit] = []
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._deadline = float("inf")
+        self._refused = False
+        self._thread = threading.Thread(target=self._run, name="receipts", daemon=True)
+        self._thread.start()
+
+    def add(self, units: Sequence[Unit]) -> None:
+        with self._lock:
+            self._pending.extend(units)
+
+    @property
+    def pending(self) -> int:
+        with self._lock:
+            return len(self._pending)
+
+    def close(self, timeout: float) -> int:
+        """Try to send what is left within `timeout` seconds; returns how many units the hub has not taken."""
+        self._deadline = self._clock.monotonic() + timeout
+        self._closing.set()
+        self._thread.join()
+        return self.pending
+
+    def _run(self) -> None:
+        while not self._closing.wait(FLUSH_SECONDS):
+            self._flush()
+        while self.pending and not self._refused and self._clock.monotonic() < self._deadline:
+            if not self._flush():
+                self._clock.sleep(FLUSH_SECONDS)
+
+    def _flush(self) -> bool:
+        """Send one batch; False when the hub did not take it, in which case it stays."""
+        with self._lock:
+            batch = self._pending[:MAX_UNITS_A_CALL]
+        if not batch:
+            return True
+        try:
+            self._hub.report_units(batch)
+        except AuthenticationError:
+            self._refused = True
+            return False
+        except ControlError:
+            return False
+        with self._lock:
+            del self._pending[: len(batch)]
+        return True

@@ -1,0 +1,77 @@
+"""What training hands back: results of steps, of a fit, of a comparison with one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    """One committed optimizer step.
+
+    `loss` is the mean over the real elements of the whole batch, before the update. `tokens` is the number of those
+    elements. Bytes are counted on the sockets of the trainer: what left it and what reached it. Seconds are the
+    slowest rank's.
+    """
+
+    step: int
+    loss: float
+    tokens: int
+    grad_norm: float
+    lr: float
+    bytes_sent: int
+    bytes_received: int
+    seconds: float
+    compute_seconds: float
+    sync_seconds: float
+    wait_seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(slots=True)
+class History:
+    """The steps of one `fit`, oldest first."""
+
+    steps: list[StepResult] = field(default_factory=list)
+
+    @property
+    def losses(self) -> list[float]:
+        return [result.loss for result in self.steps]
+
+    @property
+    def tokens(self) -> int:
+        return sum(result.tokens for result in self.steps)
+
+    @property
+    def seconds(self) -> float:
+        return sum(result.seconds for result in self.steps)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parity:
+    """The same batch through the mesh and through one process.
+
+    A relative difference is the largest absolute difference over the largest magnitude of the reference: of the
+    loss, and of each parameter's gradient.
+    """
+
+    loss: float
+    reference_loss: float
+    loss_difference: float
+    gradient_differences: Mapping[str, float]
+
+    @property
+    def worst_gradient(self) -> tuple[str, float]:
+        """(parameter name, its difference); ("", 0.0) for a model with nothing to train."""
+        return max(self.gradient_differences.items(), key=lambda item: item[1], default=("", 0.0))
+
+    @property
+    def max_relative_difference(self) -> float:
+        return max(self.loss_difference, self.worst_gradient[1])

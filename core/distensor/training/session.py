@@ -1,0 +1,190 @@
+"""`ds.init`, `ds.query_mesh`, `ds.session`, `ds.shutdown`: where the work of this process goes."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from distensor.comm import HubClient
+from distensor.core import SYSTEM_CLOCK, Clock
+from distensor.core.control import Mesh
+from distensor.core.errors import ConfigError, SessionError, UnsupportedOptionError
+from distensor.training.local import LocalCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TOKEN_VARIABLE = "DISTENSOR_TOKEN"  # noqa: S105 - the name of a variable, not a secret
+
+
+class Closeable(Protocol):
+    def close(self) -> None: ...
+
+
+class Session:
+    """A connection to a hub, and for `mode="local"` the hub and the nodes themselves."""
+
+    def __init__(self, *, client: HubClient, cluster: LocalCluster | None, clock: Clock) -> None:
+        self.client = client
+        self.cluster = cluster
+        self.clock = clock
+        self._users: list[Closeable] = []
+        self._closed = False
+
+    def query_mesh(self) -> Mesh:
+        return self.client.query_mesh()
+
+    def attach(self, user: Closeable) -> None:
+        """`user` is closed before the session is."""
+        self._users.append(user)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for user in self._users:
+            user.close()
+        self.client.close()
+        if self.cluster is not None:
+            self.cluster.close()
+
+
+_lock = threading.Lock()
+_current: Session | None = None
+
+
+def init(
+    mode: str = "local",
+    *,
+    workers: int | None = None,
+    nodes: int = 1,
+    node_names: Sequence[str] | None = None,
+    token: str | None = None,
+    api_key: str | None = None,
+    address: str | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Session:
+    """Say where the work goes. The session ends with `shutdown` or with this process.
+
+    Args:
+        mode: "local" starts a hub and `nodes` supervisors with `workers` CPU workers in all on this machine;
+            "hub" uses the hub that `token` (or the variable DISTENSOR_TOKEN) names.
+        workers: at most so many ranks can be placed; by default the number of CPUs, at least 4.
+        token: the trainer token that the hub printed.
+        address: "host:port" of the hub; must be the one in the token when both are given.
+
+    Raises:
+        ConfigError: a wrong or missing keyword.
+        UnsupportedOptionError: mode="cloud".
+        SessionError: a session is open already, or a local process did not start.
+        HubUnreachableError, AuthenticationError: the hub did not take us.
+    """
+    global _current
+    with _lock:
+        if _current is not None and not _current.closed:
+            raise SessionError("distensor.init: a session is open already; call distensor.shutdown() first")
+        _current = _open(mode, workers, nodes, node_names, token, api_key, address, clock)
+        return _current
+
+
+def _open(
+    mode: str,
+    workers: int | None,
+    nodes: int,
+    node_names: Sequence[str] | None,
+    token: str | None,
+    api_key: str | None,
+    address: str | None,
+    clock: Clock,
+) -> Session:
+    match mode:
+        case "local":
+            if token is not None or address is not None:
+                raise ConfigError('init(mode="local") starts its own hub; token and address belong to mode="hub"')
+            return _open_local(workers, nodes, node_names, clock)
+        case "hub":
+            return _open_hub(token, address, clock)
+        case "cloud":
+            raise UnsupportedOptionError(
+                'init(mode="cloud") is not implemented in this version; use mode="hub" with a token, or mode="local"'
+            )
+        case _:
+            raise ConfigError(f'init(mode={mode!r}): expected "local" or "hub"')
+
+
+def _open_local(workers: int | None, nodes: int, names: Sequence[str] | None, clock: Clock) -> Session:
+    count = max(4, os.cpu_count() or 1) if workers is None else workers
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ConfigError(f"init(workers={workers!r}): expected an integer of at least 1")
+    if names is not None and len(names) != nodes:
+        raise ConfigError(f"init(nodes={nodes}, node_names={list(names)!r}): expected one name for each node")
+    cluster = LocalCluster(workers=count, nodes=nodes, clock=clock, names=names)
+    try:
+        client = HubClient(cluster.trainer_token, clock=clock)
+    except BaseException:  # whatever it was, the processes must not stay
+        cluster.close()
+        raise
+    return Session(client=client, cluster=cluster, clock=clock)
+
+
+def _open_hub(token: str | None, address: str | None, clock: Clock) -> Session:
+    from distensor.comm.tokens import decode_token
+
+    text = token or os.environ.get(TOKEN_VARIABLE)
+    if not text:
+        raise ConfigError(
+            f'init(mode="hub") needs token=... or the variable {TOKEN_VARIABLE}: the trainer token that the hub printed'
+        )
+    named = str(decode_token(text).address)
+    if address is not None and address != named:
+        raise ConfigError(f"init(address={address!r}): the token is for the hub at {named!r}")
+    client = HubClient(text, clock=clock)
+    try:
+        client.query_mesh()
+    except BaseException:  # nobody else will close it
+        client.close()
+        raise
+    return Session(client=client, cluster=None, clock=clock)
+
+
+def current_session() -> Session:
+    """The open session, or SessionError saying how to open one."""
+    with _lock:
+        if _current is None or _current.closed:
+            raise SessionError('no session: call distensor.init(mode="local") first')
+        return _current
+
+
+def query_mesh() -> Mesh:
+    """The nodes, devices and free workers that the hub knows of right now."""
+    return current_session().query_mesh()
+
+
+def shutdown() -> None:
+    """End what `init` started: jobs, then nodes, then the hub. Safe to call without a session."""
+    global _current
+    with _lock:
+        ending, _current = _current, None
+    if ending is not None:
+        ending.close()
+
+
+@contextmanager
+def session(mode: str = "local", **options: object) -> Iterator[Session]:
+    """`init` at the start of a block, `shutdown` at its end, whatever happens between."""
+    opened = init(mode, **options)  # type: ignore[arg-type]
+    try:
+        yield opened
+    finally:
+        shutdown()
+
+
+atexit.register(shutdown)

@@ -1,0 +1,290 @@
+"""`Trainer`: the user's training loop, driven over the ranks of a job."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from distensor.core import ParallelConfig
+from distensor.core.control import JobState
+from distensor.core.errors import BatchError, ConfigError, DivergedError, JobFailedError
+from distensor.core.ids import is_valid_name
+from distensor.optim import OptimizerSpec
+from distensor.training.job import TrainingJob
+from distensor.training.options import TrainerOptions
+from distensor.training.results import History, Parity, StepResult
+from distensor.training.sessions import Session, current_session
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from distensor.nn import DistributedModel
+
+Loss = Callable[[Any, Any], "Tensor"]
+
+
+class Trainer:
+    """Trains a `DistributedModel` on the ranks that `parallel` declares.
+
+    The job is placed at the first step; until then nothing leaves this process. Every number is the same as in one
+    process: gradients are means over the real elements of the whole batch, however it was cut.
+
+    Args:
+        model: the module and its cut.
+        parallel: the mesh. tensor_parallel and context_parallel above 1 are not implemented in this version.
+        optimizer: "adamw" or "sgd", as in torch.optim, with `optimizer_options`.
+        lr: the learning rate; assign `trainer.lr` to change it between steps.
+        lr_schedule: a function of the step number (1, 2, ...) that returns the learning rate of that step.
+        loss: None when the module returns a scalar or something with `.loss`; else `loss(outputs, batch)`.
+        loss_weight: how many elements the loss is a mean over; only needed where that cannot be read off the loss.
+            "rows", or a function of the batch.
+        schedule: "1f1b" or "gpipe".
+        micro_batches: how many parts a replica's rows are cut into; by default twice the pipeline's ranks.
+        clip_norm: the largest 2-norm that the gradient of the whole model may have.
+        seed: of dropout.
+        name: of the job, as providers see it.
+        progress: show a progress bar in `fit`; by default where standard error is a terminal.
+
+    Raises:
+        ConfigError, UnsupportedOptionError: a wrong keyword, or one that this version does not implement.
+    """
+
+    def __init__(
+        self,
+        model: DistributedModel,
+        *,
+        parallel: ParallelConfig,
+        optimizer: str = "adamw",
+        lr: float = 1e-3,
+        optimizer_options: Mapping[str, Any] | None = None,
+        lr_schedule: Callable[[int], float] | str | None = None,
+        loss: Loss | None = None,
+        loss_weight: Callable[[Any], int] | str | None = None,
+        schedule: str = "1f1b",
+        micro_batches: int | None = None,
+        sync: str = "allreduce",
+        clip_norm: float | None = None,
+        precision: str = "fp32",
+        accumulate: int = 1,
+        checkpoint: str | None = None,
+        backend: str = "tls",
+        seed: int = 0,
+        name: str = "training",
+        progress: bool | None = None,
+        session: Session | None = None,
+    ) -> None:
+        self.options = TrainerOptions.of(
+            model=model,
+            parallel=parallel,
+            schedule=schedule,
+            micro_batches=micro_batches,
+            sync=sync,
+            clip_norm=clip_norm,
+            precision=precision,
+            accumulate=accumulate,
+            checkpoint=checkpoint,
+            backend=backend,
+            lr_schedule=lr_schedule,
+            seed=seed,
+        )
+        if not is_valid_name(name):
+            raise ConfigError(f"name={name!r}: expected 1 to 63 letters, digits, dots, dashes or underscores")
+        if not isinstance(optimizer, str):
+            raise ConfigError(f"optimizer={optimizer!r}: expected a name, 'adamw' or 'sgd'")
+        self.model = model
+        self.parallel = parallel
+        self.name = name
+        self._optimizer = OptimizerSpec(name=optimizer, lr=lr, options=dict(optimizer_options or {}))
+        self._loss = loss
+        self._loss_weight = loss_weight
+        self._lr_schedule = lr_schedule if callable(lr_schedule) else None
+        self._progress = sys.stderr.isatty() if progress is None else progress
+        self._session = session
+        self._job: TrainingJob | None = None
+        self._step = 0
+        self._ended = False
+        self.lr = lr
+
+    @property
+    def steps_done(self) -> int:
+        """Committed optimizer steps."""
+        return self._step
+
+    @property
+    def job(self) -> TrainingJob | None:
+        """The placed job, once the first step has been asked for."""
+        return self._job
+
+    def fit(
+        self,
+        data: Iterable[Any],
+        *,
+        epochs: int = 1,
+        max_steps: int | None = None,
+        on_step: Callable[[StepResult], None] | None = None,
+    ) -> History:
+        """Train on every batch of `data`, `epochs` times over, and bring the weights back into `model.module`.
+
+        Args:
+            data: any iterable of tensors, tuples (inputs, targets) or dicts (keyword arguments of the module).
+                For more than one epoch it must be iterable again.
+            max_steps: stop after so many steps of this call.
+            on_step: called with each step's result.
+
+        Raises:
+            BatchError: the data holds no batch, or one that cannot be cut.
+            WorkerLostError, WorkerFailedError: a rank ended; the steps before it are in the error's history.
+        """
+        history = History()
+        total = _total_steps(data, epochs, max_steps)
+        with _progress_bar(self.name, total, shown=self._progress) as bar:
+            for batch in _batches(data, epochs, max_steps):
+                result = self.step(batch, total_steps=None if total is None else self._base_total(history, total))
+                history.steps.append(result)
+                bar.update(result)
+                if on_step is not None:
+                    on_step(result)
+        if not history.steps:
+            raise BatchError("fit: the data holds no batch; a generator that is used up cannot be iterated again")
+        self.pull()
+        return history
+
+    def _base_total(self, history: History, total: int) -> int:
+        return self._step - len(history) + total
+
+    def step(self, batch: Any, *, total_steps: int | None = None) -> StepResult:
+        """One optimizer step over the whole of `batch`.
+
+        Raises:
+            BatchError: the batch cannot be cut as declared; nothing has been sent.
+            DivergedError: the loss is not a finite number; no rank has applied the update.
+        """
+        job = self._ready(batch)
+        rate = self._rate(self._step + 1)
+        number = self._step + 1
+        result, commits = job.step(number, batch, rate, total_steps)
+        if not all(commits):
+            raise DivergedError(
+                f"step {number}: the loss is {result.loss} and the gradient norm {result.grad_norm}; "
+                "no rank has applied the update"
+            )
+        self._step = number
+        return result
+
+    def _rate(self, step: int) -> float:
+        from distensor.optim.build import check_learning_rate
+
+        return check_learning_rate(self.lr if self._lr_schedule is None else self._lr_schedule(step))
+
+    def evaluate(self, data: Iterable[Any]) -> float:
+        """The mean loss over all real elements of `data`, without dropout and without an update."""
+        total = weight = 0.0
+        for batch in data:
+            loss, count = self._ready(batch).evaluate(batch)
+            if count > 0:
+                total, weight = total + loss * count, weight + count
+        if weight == 0:
+            raise BatchError("evaluate: the data holds no element to take a loss over")
+        return total / weight
+
+    def gradients(self, batch: Any) -> dict[str, Tensor]:
+        """The full gradient of the mean loss by parameter name, without an update."""
+        return self._ready(batch).gradients(batch)[1]
+
+    def check_parity(self, batch: Any) -> Parity:
+        """Run `batch` on the mesh and in this process, with the same weights, and compare loss and gradients."""
+        from distensor.training.parity import compare
+
+        self.pull()
+        loss, gradients = self._ready(batch).gradients(batch)
+        return compare(self.model.module, batch, self._loss, loss, gradients)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The full, unsharded weights and buffers by name; a tied weight is there once."""
+        if self._job is None:
+            return {name: tensor.detach().clone() for name, tensor in self.model.module.state_dict().items()}
+        return self._job.state()
+
+    def pull(self) -> None:
+        """Copy the weights of the mesh into `model.module`."""
+        if self._job is not None:
+            self._job.copy_into_module()
+
+    def save(self, path: str) -> None:
+        """Write the weights as one safetensors file. Optimizer state is not part of it in this version."""
+        from distensor.training.files import save_weights
+
+        save_weights(path, self.state_dict())
+
+    def load(self, path: str) -> None:
+        """Read weights that `save` wrote into the module and, where a job runs, into its ranks.
+
+        Raises:
+            ConfigError: names, shapes or dtypes are not the model's.
+        """
+        from distensor.training.files import load_weights
+
+        load_weights(path, self.model.module)
+        if self._job is not None:
+            self._job.push()
+
+    def _ready(self, batch: Any) -> TrainingJob:
+        if self._ended:
+            raise JobFailedError(f"trainer {self.name!r} has ended; make a new Trainer to go on from model.module")
+        if self._job is None:
+            session = self._session or current_session()
+            self._job = TrainingJob.start(
+                session=session,
+                name=self.name,
+                model=self.model,
+                options=self.options,
+                optimizer=self._optimizer,
+                loss=self._loss,
+                loss_weight=self._loss_weight,
+                example=batch,
+            )
+            session.attach(self)
+        return self._job
+
+    def close(self, *, failed: str = "") -> None:
+        """End the job and give its workers back. The session does it too; safe to call twice."""
+        if self._ended:
+            return
+        self._ended = True
+        if self._job is not None:
+            self._job.end(JobState.FAILED if failed else JobState.FINISHED, failed)
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.close(failed="" if error is None else f"{type(error).__name__}: {error}")
+
+
+def _total_steps(data: Iterable[Any], epochs: int, max_steps: int | None) -> int | None:
+    try:
+        total: int | None = len(data) * epochs  # type: ignore[arg-type]
+    except TypeError:
+        total = None
+    if max_steps is None:
+        return total
+    return max_steps if total is None else min(max_steps, total)
+
+
+def _batches(data: Iterable[Any], epochs: int, max_steps: int | None) -> Iterable[Any]:
+    if not isinstance(epochs, int) or epochs < 1:
+        raise ConfigError(f"fit(epochs={epochs!r}): expected an integer of at least 1")
+    done = 0
+    for _ in range(epochs):
+        for batch in data:
+            if max_steps is not None and done >= max_steps:
+                return
+            yield batch
+            done += 1
+
+
+def _progress_bar(name: str, total: int | None, *, shown: bool) -> Any:
+    from distensor.training.progress import ProgressBar
+
+    return ProgressBar(name, total, shown=shown)

@@ -1,0 +1,100 @@
+"""What the trainer (rank -1) and the workers say to each other on the data plane.
+
+A command has a sequence number; it travels on CONTROL with `Tag.step = sequence`, its reply on REPLY with the same
+number. Meta data is JSON, tensors follow by name. Large sets of tensors go in parts (`Tag.micro` counts them), so
+that no frame has to hold a whole stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from distensor.core.errors import FrameError
+from distensor.transport.plane import DataPlane, Message
+from distensor.transport.tags import Channel, Tag
+from distensor.transport.tensors import decode_named, encode_named
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PART_BYTES = 16 << 20
+MAX_PARTS = 1 << 20
+ABORT_SEQUENCE = (1 << 40) - 1
+"""The sequence number on which a worker always listens for the word to stop."""
+
+
+class Command(StrEnum):
+    LOAD = "load"
+    STEP = "step"
+    EVALUATE = "evaluate"
+    GRADIENTS = "gradients"
+    STATE = "state"
+    REPLACE = "replace"
+    END = "end"
+    ABORT = "abort"
+
+
+class ReplyCode(StrEnum):
+    OK = "ok"
+    REFUSED_PROGRAM = "refused_program"
+    PEER_LOST = "peer_lost"
+    DIVERGED = "diverged"
+    OUT_OF_MEMORY = "out_of_memory"
+    ERROR = "error"
+
+
+def send_named(
+    plane: DataPlane,
+    peer: int,
+    channel: Channel,
+    sequence: int,
+    meta: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+) -> None:
+    """Send `meta` and `tensors` in as many parts as their size asks for."""
+    parts = _split(tensors)
+    for index, part in enumerate(parts):
+        head = {"part": index, "parts": len(parts), "meta": dict(meta) if index == 0 else {}}
+        header, buffers = encode_named(part, head)
+        plane.send(peer, Tag(channel=channel, step=sequence, micro=index), header, buffers)
+
+
+def receive_named(
+    plane: DataPlane, peer: int, channel: Channel, sequence: int, timeout: float | None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Receive what `send_named` sent.
+
+    Raises:
+        PeerLostError, TransportTimeoutError, FrameError: as the plane does; also for parts that do not fit together.
+    """
+    first = plane.recv(peer, Tag(channel=channel, step=sequence), timeout)
+    return finish_named(plane, peer, channel, sequence, first, timeout)
+
+
+def finish_named(
+    plane: DataPlane, peer: int, channel: Channel, sequence: int, first: Message, timeout: float | None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Like `receive_named`, where the first part is there already."""
+    head, tensors = decode_named(first)
+    parts = head.get("parts")
+    if not isinstance(parts, int) or not 1 <= parts <= MAX_PARTS or not isinstance(head.get("meta"), dict):
+        raise FrameError(f"message {sequence} of peer {peer} has a header without parts and meta: {str(head)[:200]}")
+    for index in range(1, parts):
+        _, more = decode_named(plane.recv(peer, Tag(channel=channel, step=sequence, micro=index), timeout))
+        tensors.update(more)
+    return head["meta"], tensors
+
+
+def _split(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    parts: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        nbytes = tensor.numel() * tensor.element_size()
+        if parts[-1] and size + nbytes > PART_BYTES:
+            parts.append({})
+            size = 0
+        parts[-1][name] = tensor
+        size += nbytes
+    return parts
