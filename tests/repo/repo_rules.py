@@ -100,10 +100,10 @@ def broad_excepts(source: str) -> Iterator[Finding]:
             yield Finding(line=node.lineno, what=reason)
 
 
-def suppressions(source: str) -> Iterator[Finding]:
-    """Every noqa or type: ignore; `what` is the reason in the same comment, empty when there is none."""
+def ruff_ignores(source: str) -> Iterator[Finding]:
+    """Every noqa; `what` is the reason in the same comment, empty when there is none."""
     for line, comment in _comments(source).items():
-        if "noqa" in comment or "type: ignore" in comment:
+        if "noqa" in comment:
             yield Finding(line=line, what=NO_REASON.sub("", comment).strip("# -:"))
 
 

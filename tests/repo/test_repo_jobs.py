@@ -60,9 +60,7 @@ def test_the_stubs_are_those_of_the_protocol(python: Run, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     made = sorted((tmp_path / "distensor/proto").iterdir())
     assert {path.name for path in made} == {"control_pb2.py", "control_pb2.pyi", "control_pb2_grpc.py"}
-    stale = [
-        path.name for path in made if path.read_text() != (core / "distensor/proto" / path.name).read_text()
-    ]
+    stale = [path.name for path in made if path.read_text() != (core / "distensor/proto" / path.name).read_text()]
     assert stale == [], "run `make proto`"
 
 

@@ -99,9 +99,9 @@ def test_the_checker_reads_the_reason_of_a_broad_except(planted: str, reason: st
     assert not list(rules.broad_excepts(source.replace(planted, "except ValueError:")))
 
 
-def test_every_suppression_has_its_reason() -> None:
+def test_every_ruff_ignore_has_its_reason() -> None:
     def without_reason(source: str) -> list[rules.Finding]:
-        return [found for found in rules.suppressions(source) if not found.what]
+        return [found for found in rules.ruff_ignores(source) if not found.what]
 
     assert offences(without_reason) == []
 
@@ -109,9 +109,7 @@ def test_every_suppression_has_its_reason() -> None:
 def test_long_files_are_listed_with_a_reason() -> None:
     roots = (*rules.PRODUCTION, "tests", "benchmarks", "examples", "distributions")
     paths: list[Path] = [path for root in roots for path in rules.python_files(root)]
-    long = {
-        str(path.relative_to(rules.ROOT)) for path in paths if len(path.read_text().splitlines()) > MOST_LINES
-    }
+    long = {str(path.relative_to(rules.ROOT)) for path in paths if len(path.read_text().splitlines()) > MOST_LINES}
     assert long == set(LONG_FILES)
 
 
