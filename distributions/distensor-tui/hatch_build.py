@@ -23,9 +23,5 @@ class IncludePackage(BuildHookInterface):  # type: ignore[type-arg]
         if self.target_name == "sdist":
             files.append(repository / "LICENSE")
         build_data["force_include"].update(
-            {
-                str(path): str(path.relative_to(repository))
-                for path in files
-                if "__pycache__" not in path.parts
-            }
+            {str(path): str(path.relative_to(repository)) for path in files if "__pycache__" not in path.parts}
         )
