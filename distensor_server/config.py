@@ -1,0 +1,116 @@
+"""What the owner set: the command line first, then the configuration file, then the defaults."""
+
+from __future__ import annotations
+
+import re
+import socket
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from distensor.core.errors import ConfigError
+from distensor.core.ids import is_valid_name
+
+DEFAULT_CPU_WORKERS = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What may change while the supervisor runs (SIGHUP)."""
+
+    cpu_workers: int = DEFAULT_CPU_WORKERS
+    drain_seconds: float = 90.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.cpu_workers <= 1024:
+            raise ConfigError(f"cpu_workers = {self.cpu_workers}: expected 0 to 1024")
+        if not 0 <= self.drain_seconds <= 3600:
+            raise ConfigError(f"drain_seconds = {self.drain_seconds}: expected 0 to 3600")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """Everything the supervisor is told at its start. `host` is where workers listen and where peers reach them."""
+
+    state_dir: Path
+    socket_path: Path
+    name: str
+    host: str = "127.0.0.1"
+    config_file: Path | None = None
+    overrides: Mapping[str, Any] | None = None
+    """Limits from the command line: they win over the file, also after it is read again."""
+
+    def __post_init__(self) -> None:
+        if not is_valid_name(self.name):
+            raise ConfigError(
+                f"--name {self.name!r}: expected 1 to 63 letters, digits, dots, dashes or underscores, "
+                "the first a letter or digit"
+            )
+        if not self.host or any(char.isspace() for char in self.host):
+            raise ConfigError(f"--host {self.host!r}: expected an address or a host name of this machine")
+
+    def limits(self) -> Limits:
+        """The limits of this moment.
+
+        Raises:
+            ConfigError: the file cannot be read or says something that is not a setting.
+        """
+        from_file = Limits() if self.config_file is None else read_limits_file(self.config_file)
+        return replace(from_file, **dict(self.overrides or {}))
+
+
+def read_limits_file(path: Path) -> Limits:
+    """Every key is checked: a misspelled one is an error, not a default."""
+    try:
+        values = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"configuration file {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"configuration file {path}: {error}") from error
+    known = {field.name for field in fields(Limits)}
+    for key, value in values.items():
+        _check(path, key, value, known)
+    try:
+        return Limits(**values)
+    except ConfigError as error:
+        raise ConfigError(f"configuration file {path}: {error}") from error
+
+
+def _check(path: Path, key: str, value: Any, known: set[str]) -> None:
+    if key not in known:
+        raise ConfigError(f"configuration file {path}: unknown key {key!r}; known are {', '.join(sorted(known))}")
+    kinds: tuple[type, ...] = (int,) if key == "cpu_workers" else (int, float)
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        wanted = "a whole number" if key == "cpu_workers" else "a number"
+        raise ConfigError(f"configuration file {path}: {key} = {value!r}, expected {wanted}")
+
+
+def default_name() -> str:
+    """The host name, made into a valid name."""
+    text = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname().split(".")[0])[:63].lstrip("._-")
+    return text or "node"
+
+
+def default_state_dir(environment: Mapping[str, str]) -> Path:
+    """systemd's state directory when there is one, else the user's."""
+    from_systemd = environment.get("STATE_DIRECTORY", "").split(":")[0]
+    return Path(from_systemd) if from_systemd else _user_state_dir() / "server"
+
+
+def default_socket_path(environment: Mapping[str, str], platform: str) -> Path:
+    """Where the dashboard looks too: DISTENSOR_SOCKET, the user's runtime directory, the user's state directory."""
+    if explicit := environment.get("DISTENSOR_SOCKET"):
+        return Path(explicit)
+    runtime = environment.get("XDG_RUNTIME_DIR", "")
+    if platform == "linux" and runtime and (Path(runtime) / "distensor").is_dir():
+        return Path(runtime) / "distensor" / "supervisor.sock"
+    return _user_state_dir() / "supervisor.sock"
+
+
+def _user_state_dir() -> Path:
+    # Imported here because a service is given its directories and never needs it.
+    import platformdirs
+
+    return Path(platformdirs.user_state_dir("distensor"))

@@ -1,0 +1,118 @@
+"""Runs the probe children, each with a time limit, and watches NVML while there is something to watch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+from distensor.core.reading import Unavailable
+from distensor_server.devices.host import HostMemory
+from distensor_server.devices.interpret import Answer, apple_devices, cuda_devices, cuda_failed
+from distensor_server.devices.model import Device
+from distensor_server.environment import scrubbed
+from distensor_server.exits import signal_name
+
+PROBE = (sys.executable, "-m", "distensor_server.devices.probe")
+QUICK_SECONDS = 10.0
+TORCH_SECONDS = 90.0
+"""Importing torch from a cold disk takes tens of seconds."""
+SILENT_SECONDS = 10.0
+_MAX_ANSWER = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Detector:
+    """Finds accelerators. `command` is what a family's name is appended to."""
+
+    command: Sequence[str] = PROBE
+    platform: str = sys.platform
+    quick_seconds: float = QUICK_SECONDS
+    torch_seconds: float = TORCH_SECONDS
+
+    async def accelerators(self, memory: HostMemory) -> tuple[Device, ...]:
+        if self.platform == "darwin":
+            torch, mlx = await asyncio.gather(
+                self.ask("torch", self.torch_seconds), self.ask("mlx", self.quick_seconds)
+            )
+            return apple_devices(torch, mlx, memory)
+        nvml = await self.ask("cuda", self.quick_seconds)
+        torch = await self._torch_for(nvml)
+        return cuda_devices(nvml, torch, memory)
+
+    async def _torch_for(self, nvml: Answer) -> Answer:
+        """Torch costs seconds and 200 MB: it is asked only when there is a device that it could open."""
+        if isinstance(nvml, Unavailable) or not nvml.get("devices"):
+            return Unavailable(reason="not asked")
+        return await self.ask("torch", self.torch_seconds)
+
+    async def ask(self, family: str, seconds: float) -> Answer:
+        """One child's answer; it is killed when it takes longer than `seconds`."""
+        async with _child([*self.command, family]) as process:
+            try:
+                out, err = await asyncio.wait_for(process.communicate(), seconds)
+            except TimeoutError:
+                return Unavailable(reason=f"no answer within {seconds:g} s (the driver may be wedged)")
+        assert process.returncode is not None
+        return read_answer(out, err, process.returncode)
+
+    async def watch(self, on_answer: Callable[[Answer], None]) -> None:
+        """Call `on_answer` with each answer of NVML until cancelled, or until the last one was no good."""
+        async with _child([*self.command, "watch"]) as process:
+            assert process.stdout is not None
+            while True:
+                try:
+                    line = await asyncio.wait_for(process.stdout.readline(), SILENT_SECONDS)
+                except (TimeoutError, ValueError):
+                    # ValueError: a line over the reader's limit.
+                    on_answer(Unavailable(reason=f"NVML has not answered for {SILENT_SECONDS:g} s"))
+                    return
+                if not line:
+                    on_answer(Unavailable(reason="the NVML watcher ended"))
+                    return
+                answer = read_answer(line, b"", 0)
+                on_answer(answer)
+                if cuda_failed(answer):
+                    return
+
+
+@contextlib.asynccontextmanager
+async def _child(command: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A child that does not outlive the block, whatever happens in it."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=scrubbed(os.environ, {}),
+        start_new_session=True,
+        limit=_MAX_ANSWER,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            # A child stuck in a driver cannot be waited for; the reaper gets it when the driver lets go.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.communicate(), 1.0)
+
+
+def read_answer(out: bytes, err: bytes, code: int) -> Answer:
+    """The last line of `out` as an object: libraries print on stdout too (amdsmi does)."""
+    if code != 0:
+        how = f"signal {-code} ({signal_name(-code)})" if code < 0 else f"exit {code}"
+        lines = err.decode("utf-8", "replace").strip().splitlines()
+        return Unavailable(reason=f"the probe ended with {how}" + (f": {lines[-1][:200]}" if lines else ""))
+    lines_out = out.strip().splitlines()
+    try:
+        value = json.loads(lines_out[-1]) if lines_out else None
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else Unavailable(reason="the probe's answer is not JSON")

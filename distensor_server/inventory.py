@@ -1,0 +1,114 @@
+"""The devices of this node over time: found at the start, sampled every other second, looked for again later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from distensor.core.clock import Clock
+from distensor.core.control import DeviceKind
+from distensor.core.ids import DeviceId
+from distensor_server.config import Limits
+from distensor_server.devices.detect import Detector
+from distensor_server.devices.host import Host, HostSample, cpu_device, cpu_name, threads_per_worker, with_sample
+from distensor_server.devices.interpret import Answer, cuda_failed, with_nvml
+from distensor_server.devices.model import Device
+
+FIRST_REPROBE_SECONDS = 60.0
+LONGEST_REPROBE_SECONDS = 600.0
+MEMORY_SHARE = 0.9
+"""Of the machine's memory that CPU workers may plan with; the rest is for the system and this process."""
+
+
+class Inventory:
+    """`devices` is always complete: also what cannot be used is there, with its reason."""
+
+    def __init__(
+        self,
+        *,
+        host: Host,
+        detector: Detector,
+        limits: Limits,
+        clock: Clock,
+        on_event: Callable[[str, str, str], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._host = host
+        self._detector = detector
+        self._clock = clock
+        self._on_event = on_event
+        self._on_change = on_change
+        self._sample: HostSample = host.sample()
+        self._cpu = cpu_device(self._sample, slots=limits.cpu_workers, name=cpu_name())
+        self._accelerators: tuple[Device, ...] = ()
+        self.detected = False
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return (*self._accelerators, self._cpu)
+
+    def find(self, device_id: DeviceId) -> Device | None:
+        return next((device for device in self.devices if device.device_id == device_id), None)
+
+    def set_limits(self, limits: Limits) -> None:
+        self._cpu = cpu_device(self._sample, slots=limits.cpu_workers, name=self._cpu.name)
+
+    def refresh(self) -> None:
+        """Read CPU and memory again; cheap."""
+        self._sample = self._host.sample()
+        self._cpu = with_sample(self._cpu, self._sample)
+
+    def share(self, device: Device) -> tuple[int | None, int]:
+        """Memory limit and threads of one worker on `device`."""
+        slots = sum(item.slots for item in self.devices if item.unusable is None)
+        threads = threads_per_worker(self._sample.cpus, slots)
+        if device.kind is not DeviceKind.CPU:
+            return None, threads
+        return int(self._sample.memory.total * MEMORY_SHARE) // max(1, device.slots), threads
+
+    async def detect(self) -> None:
+        """Look for accelerators, in children with time limits."""
+        found = await self._detector.accelerators(self._sample.memory)
+        self._replace_accelerators(found)
+        self.detected = True
+        self._on_change()
+
+    async def keep_up(self) -> None:
+        """Watch NVIDIA devices while there are usable ones; otherwise look again from time to time."""
+        delay = FIRST_REPROBE_SECONDS
+        while True:
+            if any(device.kind is DeviceKind.CUDA and device.unusable is None for device in self._accelerators):
+                await self._detector.watch(self._on_nvml)
+                delay = FIRST_REPROBE_SECONDS
+            await self._clock.sleep_async(delay)
+            delay = min(LONGEST_REPROBE_SECONDS, delay * 2)
+            await self.detect()
+
+    def _on_nvml(self, answer: Answer) -> None:
+        memory = self._sample.memory
+        reason = cuda_failed(answer)
+        self._replace_accelerators(
+            tuple(
+                replace(device, unusable=reason, fault=True)
+                if reason and device.kind is DeviceKind.CUDA
+                else with_nvml(device, answer, memory)
+                for device in self._accelerators
+            )
+        )
+        self._on_change()
+
+    def _replace_accelerators(self, found: tuple[Device, ...]) -> None:
+        before = {device.device_id: device.unusable for device in self._accelerators}
+        for device in found:
+            if before.get(device.device_id, "") != device.unusable:
+                self._tell(device)
+        for device_id in before.keys() - {device.device_id for device in found}:
+            self._on_event("warning", device_id, "is not there any more")
+        self._accelerators = found
+
+    def _tell(self, device: Device) -> None:
+        if device.unusable is None:
+            self._on_event("info", device.device_id, f"{device.name} can be used")
+        else:
+            severity = "warning" if device.fault else "info"
+            self._on_event(severity, device.device_id, f"{device.name} cannot be used: {device.unusable}")

@@ -1,0 +1,123 @@
+"""The one word for the node, and the gates that explain it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from distensor.comm import LinkState
+from distensor.core.control import WorkerState
+from distensor_server.picture import HoldKind, Picture, WorkerView
+
+
+class NodeState(StrEnum):
+    STARTING = "STARTING"
+    EARNING = "EARNING"
+    IDLE = "IDLE"
+    WAITING = "WAITING"
+    PAUSED = "PAUSED"
+    DRAINING = "DRAINING"
+    DEGRADED = "DEGRADED"
+    OFFLINE = "OFFLINE"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gate:
+    """One condition of work: open or closed, with what was read, what the limit is, and when it may change."""
+
+    gate: str
+    open: bool
+    reading: str
+    limit: str = ""
+    next_change_at: float | None = None
+
+
+def node_state(picture: Picture) -> NodeState:
+    """In this order: what the owner wants, what is in the way, what the machine does."""
+    return _owners_wish(picture) or _trouble(picture) or _activity(picture)
+
+
+def _owners_wish(picture: Picture) -> NodeState | None:
+    if picture.stopping is not None:
+        return NodeState.DRAINING
+    if picture.hold is None:
+        return None
+    return NodeState.DRAINING if _alive(picture) else NodeState.PAUSED
+
+
+def _trouble(picture: Picture) -> NodeState | None:
+    if not picture.detected:
+        return NodeState.STARTING
+    if picture.link.state is not LinkState.CONNECTED:
+        return _without_hub(picture)
+    if any(_limps(worker) for worker in picture.workers) or any(device.fault for device in picture.devices):
+        return NodeState.DEGRADED
+    if not any(device.unusable is None for device in picture.devices):
+        return NodeState.WAITING
+    return None
+
+
+def _without_hub(picture: Picture) -> NodeState:
+    """Work goes on without the hub; without work, nothing can come in."""
+    if _alive(picture):
+        return NodeState.DEGRADED
+    never_tried = picture.link.state is LinkState.CONNECTING and picture.link.error is None
+    return NodeState.STARTING if never_tried else NodeState.OFFLINE
+
+
+def _activity(picture: Picture) -> NodeState:
+    if any(worker.life.state is WorkerState.RUNNING for worker in picture.workers):
+        return NodeState.EARNING
+    return NodeState.STARTING if _alive(picture) else NodeState.IDLE
+
+
+def _alive(picture: Picture) -> bool:
+    return any(worker.life.alive for worker in picture.workers)
+
+
+def _limps(worker: WorkerView) -> bool:
+    """Broken, waiting to come back, or back but not in the run again."""
+    state = worker.life.state
+    if state in (WorkerState.BROKEN, WorkerState.BACKOFF):
+        return True
+    return worker.life.restarts > 0 and state in (WorkerState.STARTING, WorkerState.READY)
+
+
+def gates(picture: Picture) -> tuple[Gate, ...]:
+    """Every condition, open or closed, in the order in which they are asked."""
+    return (_user_gate(picture), _device_gate(picture), _hub_gate(picture), _worker_gate(picture))
+
+
+def _user_gate(picture: Picture) -> Gate:
+    hold = picture.hold
+    if picture.stopping is not None:
+        return Gate(gate="user_pause", open=False, reading=picture.stopping)
+    if hold is None:
+        return Gate(gate="user_pause", open=True, reading="not paused")
+    word = "paused" if hold.kind is HoldKind.PAUSE else "drained"
+    until = "until resumed" if hold.until is None else "for a time"
+    return Gate(gate="user_pause", open=False, reading=f"{word} by the owner, {until}", next_change_at=hold.until)
+
+
+def _device_gate(picture: Picture) -> Gate:
+    if not picture.detected:
+        return Gate(gate="devices", open=False, reading="looking for devices", limit="at least 1 usable")
+    usable = sum(device.unusable is None for device in picture.devices)
+    faults = [f"{device.device_id}: {device.unusable}" for device in picture.devices if device.fault]
+    reading = "; ".join([f"{usable} of {len(picture.devices)} usable", *faults])
+    return Gate(gate="devices", open=usable > 0, reading=reading, limit="at least 1 usable")
+
+
+def _hub_gate(picture: Picture) -> Gate:
+    link = picture.link
+    reading = f"{link.state.value}: {link.error.message}" if link.error else link.state.value
+    connected = link.state is LinkState.CONNECTED
+    return Gate(gate="hub", open=connected, reading=reading, limit="connected", next_change_at=link.next_retry_at)
+
+
+def _worker_gate(picture: Picture) -> Gate:
+    limping = [worker for worker in picture.workers if _limps(worker)]
+    if not limping:
+        return Gate(gate="workers", open=True, reading="no worker in trouble")
+    reading = "; ".join(f"{worker.worker_id} {worker.life.state.value} ({worker.life.last_exit})" for worker in limping)
+    return Gate(gate="workers", open=False, reading=reading)

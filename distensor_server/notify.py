@@ -1,0 +1,56 @@
+"""sd_notify in a few lines: tells systemd how the service is doing. Does nothing outside systemd."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Mapping
+
+
+class Notifier:
+    """Sends state to the socket that NOTIFY_SOCKET names."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        address = environment.get("NOTIFY_SOCKET", "")
+        # '@' stands for the zero byte of Linux's abstract sockets.
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        self._watchdog = _watchdog_seconds(environment)
+        self._last_status = ""
+
+    @property
+    def watchdog_interval(self) -> float | None:
+        """How often to call `alive`: half of what systemd allows. None when it does not watch."""
+        return self._watchdog / 2 if self._address and self._watchdog else None
+
+    def ready(self) -> None:
+        self._send("READY=1")
+
+    def status(self, text: str) -> None:
+        """One line for `systemctl status`; the same line again is not sent."""
+        if text != self._last_status:
+            self._last_status = text
+            self._send(f"STATUS={text}")
+
+    def alive(self) -> None:
+        self._send("WATCHDOG=1")
+
+    def stopping(self) -> None:
+        self._send("STOPPING=1")
+
+    def reloading(self, monotonic: float) -> None:
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={int(monotonic * 1e6)}")
+
+    def _send(self, text: str) -> None:
+        if not self._address:
+            return
+        # A service manager that went away is no reason to stop working.
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)
+            sender.sendto(text.encode(), self._address)
+
+
+def _watchdog_seconds(environment: Mapping[str, str]) -> float:
+    try:
+        return int(environment.get("WATCHDOG_USEC", "")) / 1e6
+    except ValueError:
+        return 0.0

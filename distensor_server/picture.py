@@ -1,0 +1,112 @@
+"""Everything that the dashboard may see, as values. Built by the supervisor, turned into sections by `sections`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from distensor.comm import LinkStatus
+from distensor.core.control import Assignment, Earnings, Topology
+from distensor.core.ids import Epoch, JobId, WorkerId
+from distensor_server.devices.model import Device
+from distensor_server.lifecycle import Life
+from distensor_server.messages import Progress
+from distensor_server.rates import LinkRate
+
+MAX_EVENTS = 200
+KEPT_ENDED_JOBS = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerView:
+    """One worker as it is now. `since` is Unix time."""
+
+    worker_id: WorkerId
+    assignment: Assignment
+    life: Life
+    since: float
+    pid: int | None
+    progress: Progress | None
+    links: tuple[LinkRate, ...]
+    rss: int | None
+
+
+@dataclass(kw_only=True, slots=True)
+class JobRecord:
+    """What is known of one membership of a job."""
+
+    job_id: JobId
+    name: str
+    epoch: Epoch
+    first: Assignment
+    topology: Topology | None = None
+    units: int = 0
+    ended: str | None = None
+    """The hub's reason; None while the job goes on."""
+
+
+class HoldKind(StrEnum):
+    PAUSE = "pause"
+    DRAIN = "drain"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hold:
+    """The owner wants no work, until a Unix time or until resumed."""
+
+    kind: HoldKind
+    until: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoggedEvent:
+    at: float
+    severity: str
+    source: str
+    text: str
+
+
+class EventLog:
+    """The newest events. The same event again within `quiet` seconds is counted, not repeated."""
+
+    def __init__(self, *, quiet: float = 10.0) -> None:
+        self._events: deque[LoggedEvent] = deque(maxlen=MAX_EVENTS)
+        self._quiet = quiet
+        self._recent: dict[tuple[str, str], float] = {}
+
+    def add(self, event: LoggedEvent) -> bool:
+        """Whether it was new enough to be shown."""
+        key = (event.source, event.text)
+        last = self._recent.get(key)
+        if last is not None and 0 <= event.at - last < self._quiet:
+            return False
+        self._recent = {name: at for name, at in self._recent.items() if 0 <= event.at - at < self._quiet}
+        self._recent[key] = event.at
+        self._events.append(event)
+        return True
+
+    def __iter__(self) -> Iterator[LoggedEvent]:
+        return iter(self._events)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """One moment of the node. Times are Unix time unless they say `monotonic`."""
+
+    name: str
+    version: str
+    now: float
+    started_at: float
+    detected: bool
+    stopping: str | None
+    hold: Hold | None
+    link: LinkStatus
+    devices: tuple[Device, ...]
+    workers: tuple[WorkerView, ...]
+    jobs: tuple[JobRecord, ...]
+    earnings: Earnings
+    earnings_at: float | None
+    today_micro: int
+    events: tuple[LoggedEvent, ...] = field(default=())

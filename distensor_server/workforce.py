@@ -1,0 +1,227 @@
+"""The jobs and workers of this node: what the hub assigns becomes processes, what it releases ends."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from distensor.core.clock import Clock
+from distensor.core.control import Assignment, Certificate, DeviceKind, Topology, Unit, WorkerState
+from distensor.core.ids import DeviceId, Epoch, JobId, Rank
+from distensor_server.devices.model import Device
+from distensor_server.inventory import Inventory
+from distensor_server.lifecycle import RestartPolicy
+from distensor_server.messages import assign_line
+from distensor_server.picture import KEPT_ENDED_JOBS, JobRecord
+from distensor_server.worker import Launch, Worker, WorkerOwner
+
+KEPT_LOGS = 50
+
+Membership = tuple[JobId, Epoch]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSetup:
+    """What all workers of this supervisor have in common."""
+
+    command: Sequence[str]
+    listen_host: str
+    logs: Path
+    mark: str
+    clock: Clock
+    oom_kills: Callable[[], int]
+    policy: RestartPolicy = field(default_factory=RestartPolicy)
+
+
+class Workforce:
+    """All methods belong to the event loop."""
+
+    def __init__(self, setup: WorkerSetup, inventory: Inventory, owner: WorkerOwner) -> None:
+        self._setup = setup
+        self._inventory = inventory
+        self._owner = owner
+        self._jobs: dict[Membership, JobRecord] = {}
+        self._workers: dict[tuple[JobId, Epoch, Rank], Worker] = {}
+        self._beginning: set[asyncio.Task[None]] = set()
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        return tuple(self._workers.values())
+
+    @property
+    def jobs(self) -> tuple[JobRecord, ...]:
+        return tuple(self._jobs.values())
+
+    def running(self) -> list[tuple[JobId, Epoch, Rank]]:
+        """The ranks that have a worker or will have one again."""
+        return [ref for ref, worker in self._workers.items() if worker.life.wanted]
+
+    def assign(self, assignment: Assignment) -> str | None:
+        """Start a worker for `assignment`; the reason when it is refused, None also when it is there already."""
+        ref = (assignment.job_id, assignment.epoch, assignment.rank)
+        if ref in self._workers:
+            return None
+        newest = max((epoch for job, epoch in self._jobs if job == assignment.job_id), default=Epoch(0))
+        if assignment.epoch < newest:
+            return f"epoch {assignment.epoch} of job {assignment.job_id} is over: this node knows epoch {newest}"
+        device = self._inventory.find(assignment.device_id)
+        reason = self._cannot_take(device, assignment)
+        if device is None or reason is not None:
+            return reason
+        self._end_older(assignment)
+        self._start(assignment, device)
+        return None
+
+    def _cannot_take(self, device: Device | None, assignment: Assignment) -> str | None:
+        if device is None:
+            return f"this node has no device {assignment.device_id!r}"
+        if device.unusable is not None:
+            return f"device {device.device_id} cannot be used: {device.unusable}"
+        # Workers of an older epoch of the same job make room for this one.
+        holding = [
+            worker
+            for worker in self._on(device.device_id)
+            if worker.assignment.job_id != assignment.job_id or worker.assignment.epoch == assignment.epoch
+        ]
+        if len(holding) >= device.slots:
+            return f"device {device.device_id} has {device.slots} slots and none is free"
+        return None
+
+    def _on(self, device_id: DeviceId) -> Iterable[Worker]:
+        """Workers that hold a slot: not those that are on their way out."""
+        return (
+            worker
+            for worker in self._workers.values()
+            if worker.assignment.device_id == device_id and worker.life.wanted
+        )
+
+    def _end_older(self, assignment: Assignment) -> None:
+        for job_id, epoch in list(self._jobs):
+            if job_id == assignment.job_id and epoch < assignment.epoch:
+                self.release(job_id, epoch, f"superseded by epoch {assignment.epoch}")
+
+    def _start(self, assignment: Assignment, device: Device) -> None:
+        membership = (assignment.job_id, assignment.epoch)
+        if membership not in self._jobs:
+            self._jobs[membership] = JobRecord(
+                job_id=assignment.job_id, name=assignment.job_name, epoch=assignment.epoch, first=assignment
+            )
+        setup = self._setup
+        worker = Worker(
+            assignment,
+            self._launch(assignment, device),
+            self._owner,
+            clock=setup.clock,
+            oom_kills=setup.oom_kills,
+            policy=setup.policy,
+        )
+        leaving = [other for other in self._workers.values() if other.assignment.device_id == device.device_id]
+        self._workers[(*membership, assignment.rank)] = worker
+        task = asyncio.get_running_loop().create_task(
+            _begin_after(worker, [other for other in leaving if other.life.ending])
+        )
+        self._beginning.add(task)
+        task.add_done_callback(self._beginning.discard)
+
+    def _launch(self, assignment: Assignment, device: Device) -> Launch:
+        memory_limit, threads = self._inventory.share(device)
+        extra = [("OMP_NUM_THREADS", str(threads)), ("MKL_NUM_THREADS", str(threads))]
+        if device.kind is DeviceKind.CUDA:
+            # By UUID: the order of devices changes from one boot to the next. The worker sees this one only.
+            extra.append(("CUDA_VISIBLE_DEVICES", device.device_id))
+        prune_logs(self._setup.logs, KEPT_LOGS)
+        return Launch(
+            command=self._setup.command,
+            assign=assign_line(
+                assignment,
+                device_kind=device.kind,
+                listen_host=self._setup.listen_host,
+                memory_limit=memory_limit,
+                threads=threads,
+            ),
+            log_path=self._setup.logs / f"{file_word(assignment.worker_id)}.log",
+            mark=self._setup.mark,
+            extra_environment=tuple(extra),
+        )
+
+    def topology(self, topology: Topology, certificates: Sequence[Certificate]) -> None:
+        """Hand the topology and its own certificate to each worker of the membership."""
+        job = self._jobs.get((topology.job_id, topology.epoch))
+        if job is None or job.ended is not None:
+            return
+        job.topology = topology
+        for certificate in certificates:
+            worker = self._workers.get((topology.job_id, topology.epoch, certificate.rank))
+            if worker is not None:
+                worker.grant(topology, certificate)
+
+    def release(self, job_id: JobId, epoch: Epoch, reason: str) -> None:
+        """The workers of this membership may end."""
+        job = self._jobs.get((job_id, epoch))
+        if job is None or job.ended is not None:
+            return
+        job.ended = reason or "released"
+        for worker in self._of((job_id, epoch)):
+            worker.stop(f"released: {job.ended}")
+        self._forget_old_jobs()
+
+    def claimed(self, unit: Unit) -> None:
+        job = self._jobs.get((unit.key.job_id, unit.key.epoch))
+        if job is not None:
+            job.units += 1
+
+    def drain_all(self, seconds: float, why: str) -> None:
+        for worker in self.workers:
+            worker.drain(seconds, why)
+
+    def stop_all(self, why: str) -> None:
+        for worker in self.workers:
+            worker.stop(why)
+
+    def reset_breakers(self, name: str | None) -> list[str]:
+        """Start broken workers again, all or the one called `name`; returns which."""
+        broken = [
+            worker for worker in self.workers if worker.life.state is WorkerState.BROKEN and name in (None, worker.name)
+        ]
+        for worker in broken:
+            worker.reset_breaker()
+        return [worker.name for worker in broken]
+
+    async def all_gone(self) -> None:
+        """Return when no worker has a process and none will start one."""
+        await asyncio.gather(*self._beginning)
+        await asyncio.gather(*(worker.gone.wait() for worker in self.workers))
+
+    def _of(self, membership: Membership) -> list[Worker]:
+        return [worker for ref, worker in self._workers.items() if ref[:2] == membership]
+
+    def _forget_old_jobs(self) -> None:
+        """The last few ended jobs stay to be looked at; older ones go once their workers are gone."""
+        ended = [membership for membership, job in self._jobs.items() if job.ended is not None]
+        for membership in ended[:-KEPT_ENDED_JOBS]:
+            if not any(worker.life.alive for worker in self._of(membership)):
+                del self._jobs[membership]
+                for ref in [ref for ref in self._workers if ref[:2] == membership]:
+                    del self._workers[ref]
+
+
+async def _begin_after(worker: Worker, leaving: Sequence[Worker]) -> None:
+    """A device's memory is free only when its last owner is gone, and that takes a grace at most."""
+    for other in leaving:
+        await other.gone.wait()
+    worker.begin()
+
+
+def file_word(text: str) -> str:
+    """A name of the hub's as a file name: nothing in it can lead out of the directory."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", text)[:100] or "worker"
+
+
+def prune_logs(directory: Path, keep: int) -> None:
+    """Remove the oldest log files beyond `keep`."""
+    files = sorted(directory.glob("*.log*"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in files[keep:]:
+        path.unlink(missing_ok=True)
