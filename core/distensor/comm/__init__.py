@@ -1,1 +1,20 @@
-"""Not filled yet."""
+"""The control plane's two clients, and what both ends of it share. Loads grpc, never torch."""
+
+from __future__ import annotations
+
+from distensor.comm.client import HubClient
+from distensor.comm.identity import data_plane_uri, new_key_and_csr, parse_data_plane_uri
+from distensor.comm.link import NodeLink
+from distensor.comm.link_status import LinkError, LinkState, LinkStatus, NodeLinkHandler
+
+__all__ = [
+    "HubClient",
+    "LinkError",
+    "LinkState",
+    "LinkStatus",
+    "NodeLink",
+    "NodeLinkHandler",
+    "data_plane_uri",
+    "new_key_and_csr",
+    "parse_data_plane_uri",
+]

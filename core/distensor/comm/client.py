@@ -1,0 +1,157 @@
+"""The trainer's side of the control plane: plain blocking calls."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import grpc
+
+from distensor.comm import codec
+from distensor.comm.backoff import Backoff
+from distensor.comm.bootstrap import fetch_authority
+from distensor.comm.channels import MAX_UNITS_PER_MESSAGE, bearer, open_channel
+from distensor.comm.failures import UNREACHABLE, error_of_status
+from distensor.comm.tokens import Role, decode_token
+from distensor.core.clock import SYSTEM_CLOCK, Clock
+from distensor.core.control import JobSpec, JobState, JobUpdate, Mesh, Unit
+from distensor.core.errors import AuthenticationError, ControlError, HubUnreachableError
+from distensor.core.ids import Epoch, JobId
+from distensor.proto import control_pb2 as pb
+from distensor.proto.control_pb2_grpc import ControlStub
+
+
+class HubClient:
+    """Calls to one hub. May be used from several threads; every call may be repeated safely.
+
+    A call waits for a hub that is restarting until `timeout` is over.
+
+    Raises:
+        AuthenticationError: the token cannot be read, or is one for nodes.
+    """
+
+    def __init__(self, token: str, *, timeout: float = 10.0, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._token = decode_token(token)
+        if self._token.role is not Role.TRAINER:
+            raise AuthenticationError("this join token is for a node; a trainer needs the trainer token")
+        self._timeout = timeout
+        self._clock = clock
+        self._metadata = bearer("trainer", self._token.secret)
+        self._lock = threading.Lock()
+        self._channel: grpc.Channel | None = None
+        self._watches: set[Any] = set()
+        self._closed = threading.Event()
+
+    @property
+    def address(self) -> str:
+        return str(self._token.address)
+
+    def query_mesh(self) -> Mesh:
+        return codec.read_mesh(self._call("QueryMesh", pb.QueryMeshRequest()))
+
+    def submit_job(self, spec: JobSpec) -> tuple[JobId, Epoch]:
+        """Place the job. The same `spec.submission` sent again is the same job.
+
+        Raises:
+            PlacementError: the mesh cannot carry it; the message has both numbers.
+        """
+        reply = self._call("SubmitJob", codec.write_spec(spec))
+        return JobId(reply.job_id), Epoch(reply.epoch)
+
+    def report_units(self, units: Sequence[Unit]) -> None:
+        """Give receipts for finished units; returns when they are in the hub's books."""
+        for start in range(0, len(units), MAX_UNITS_PER_MESSAGE):
+            part = units[start : start + MAX_UNITS_PER_MESSAGE]
+            self._call("ReportUnits", pb.ReportUnitsRequest(units=[codec.write_unit(unit) for unit in part]))
+
+    def end_job(self, job_id: JobId, state: JobState, reason: str = "") -> None:
+        self._call("EndJob", pb.EndJobRequest(job_id=job_id, state=state.value, reason=reason[: codec.LONGEST_TEXT]))
+
+    def watch_job(self, job_id: JobId) -> Iterator[JobUpdate]:
+        """The job's present state and every change until it has ended or this client is closed.
+
+        While the hub is away the iterator waits and connects again; it does not raise for that.
+        """
+        backoff = Backoff()
+        last: JobUpdate | None = None
+        while not self._closed.is_set():
+            try:
+                for update in self._watch_once(job_id):
+                    backoff.reset()
+                    if update != last:
+                        last = update
+                        yield update
+                    if update.state.ended:
+                        return
+            except HubUnreachableError:
+                pass  # the hub restarts; what it acknowledged it still has
+            self._closed.wait(backoff.next_delay())
+
+    def close(self) -> None:
+        """End every watch and the connection. May be called from another thread, and twice."""
+        self._closed.set()
+        with self._lock:
+            watches, self._watches = self._watches, set()
+            channel, self._channel = self._channel, None
+        for watch in watches:
+            watch.cancel()
+        if channel is not None:
+            channel.close()
+
+    def __enter__(self) -> HubClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _watch_once(self, job_id: JobId) -> Iterator[JobUpdate]:
+        stub = ControlStub(self._open())  # type: ignore[no-untyped-call]  # generated
+        call = stub.WatchJob(pb.WatchJobRequest(job_id=job_id), metadata=self._metadata, wait_for_ready=False)
+        with self._lock:
+            self._watches.add(call)
+        try:
+            if self._closed.is_set():
+                return
+            for message in call:
+                yield codec.read_update(message)
+        except grpc.RpcError as error:
+            raise self._failure(error) from error
+        finally:
+            call.cancel()
+            with self._lock:
+                self._watches.discard(call)
+
+    def _call(self, name: str, request: Any) -> Any:
+        channel = self._open()
+        deadline = self._clock.monotonic() + self._timeout
+        backoff = Backoff()
+        while True:
+            try:
+                method: Callable[..., Any] = getattr(ControlStub(channel), name)  # type: ignore[no-untyped-call]  # generated
+                remaining = max(0.05, deadline - self._clock.monotonic())
+                return method(request, timeout=remaining, metadata=self._metadata, wait_for_ready=True)
+            except grpc.RpcError as error:
+                delay = backoff.next_delay()
+                late = self._clock.monotonic() + delay >= deadline
+                if late or self._closed.is_set() or error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise self._failure(error) from error
+                self._clock.sleep(delay)
+            except ValueError as error:  # grpc's word for a channel that was closed meanwhile
+                raise HubUnreachableError(f"this client of the hub at {self.address} has been closed") from error
+
+    def _open(self) -> grpc.Channel:
+        """The channel; the first time, after the hub has shown the authority that the token names."""
+        with self._lock:
+            if self._closed.is_set():
+                raise HubUnreachableError(f"this client of the hub at {self.address} has been closed")
+            if self._channel is None:
+                token = self._token
+                authority = fetch_authority(token.address, token.fingerprint, self._timeout)
+                self._channel = open_channel(token.address, authority)
+            return self._channel
+
+    def _failure(self, error: Any) -> ControlError:
+        if error.code() in UNREACHABLE and self._closed.is_set():
+            return HubUnreachableError(f"this client of the hub at {self.address} has been closed")
+        return error_of_status(error.code(), error.details() or "", self._token.address)

@@ -1,0 +1,110 @@
+"""Who a node is to its hub: first by a join token, from then on by the credential that the hub gave."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+from distensor.comm.address import HubAddress, parse_address
+from distensor.comm.bootstrap import fetch_authority
+from distensor.comm.channels import bearer
+from distensor.comm.credential import NodeCredential, load_credential, save_credential
+from distensor.comm.messages import Welcome
+from distensor.comm.tokens import JoinToken, Role, decode_token
+from distensor.core.errors import AuthenticationError, HubProtocolError
+from distensor.core.ids import NodeId
+
+BOOTSTRAP_SECONDS = 10.0
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+class LinkIdentity:
+    """Token and credential of a node, and which of the two to show.
+
+    A credential of the hub that the token names is preferred to the token: the token may be used up. A token of
+    another hub means that the owner moves the node there.
+    """
+
+    def __init__(self, token: str | None, path: Path) -> None:
+        self._token_text = token
+        self._path = path
+        self._token: JoinToken | None = None
+        self._credential: NodeCredential | None = None
+        self._authority: str | None = None
+        self._loaded = False
+        self._suspect = False
+
+    @property
+    def node_id(self) -> NodeId | None:
+        return None if self._credential is None else self._credential.node_id
+
+    @property
+    def address_text(self) -> str:
+        if self._credential is not None:
+            return self._credential.address
+        return "" if self._token is None else str(self._token.address)
+
+    async def resolve(self) -> tuple[HubAddress, str, Metadata]:
+        """Where to connect, what to trust and what to show.
+
+        Raises:
+            AuthenticationError: neither token nor credential, or the hub is not the one they name.
+            HubUnreachableError, StoreError
+        """
+        if not self._loaded:
+            await asyncio.to_thread(self._load)
+            self._loaded = True
+        if self._credential is not None:
+            return await self._with_credential(self._credential)
+        if self._token is None:
+            raise AuthenticationError(f"no join token was given, and {self._path} holds no credential")
+        return await self._with_token(self._token)
+
+    async def _with_credential(self, credential: NodeCredential) -> tuple[HubAddress, str, Metadata]:
+        address = parse_address(credential.address)
+        if self._suspect:  # the last attempt failed: tell a hub that was replaced from one that is away
+            await asyncio.to_thread(fetch_authority, address, credential.fingerprint, BOOTSTRAP_SECONDS)
+        self._suspect = True
+        return address, credential.authority_pem, bearer("node", credential.node_id, credential.secret)
+
+    async def _with_token(self, token: JoinToken) -> tuple[HubAddress, str, Metadata]:
+        self._authority = await asyncio.to_thread(fetch_authority, token.address, token.fingerprint, BOOTSTRAP_SECONDS)
+        return token.address, self._authority, bearer("join", token.secret)
+
+    async def welcomed(self, welcome: Welcome) -> None:
+        """Keep the credential that came with the welcome, if one did."""
+        self._suspect = False
+        if self._credential is None:
+            await self._keep_new(welcome)
+        elif welcome.credential or welcome.node_id != self._credential.node_id:
+            raise HubProtocolError(f"the hub calls this node {welcome.node_id}, its credential says {self.node_id}")
+
+    async def _keep_new(self, welcome: Welcome) -> None:
+        if not welcome.credential or self._token is None or self._authority is None:
+            raise HubProtocolError("the hub's welcome has no credential for this new node")
+        credential = NodeCredential(
+            node_id=welcome.node_id,
+            address=str(self._token.address),
+            authority_pem=self._authority,
+            secret=welcome.credential,
+        )
+        await asyncio.to_thread(save_credential, self._path, credential)
+        self._credential = credential
+
+    def _load(self) -> None:
+        credential = load_credential(self._path)
+        if self._token_text:
+            self._token = decode_token(self._token_text)
+            if self._token.role is not Role.NODE:
+                raise AuthenticationError("this join token is for a trainer; a node needs a node token")
+            if credential is not None:
+                credential = self._matching(credential, self._token)
+        self._credential = credential
+
+    @staticmethod
+    def _matching(credential: NodeCredential, token: JoinToken) -> NodeCredential | None:
+        if credential.fingerprint != token.fingerprint:
+            return None
+        return replace(credential, address=str(token.address))  # the same hub may have moved

@@ -1,0 +1,201 @@
+"""One hub from start to end: state directory, authority, books, server."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from distensor.comm.address import HubAddress
+from distensor.comm.server import start_server
+from distensor.comm.tokens import JoinToken, Role
+from distensor.core.clock import Clock
+from distensor.core.errors import ControlError
+from distensor.core.ids import Generation, new_job_id, new_node_id
+from distensor.hub import access
+from distensor.hub.machine import DEFAULT_PATIENCE, HubMachine, Patience
+from distensor.hub.pki import Authority
+from distensor.hub.repository import Snapshot, Store
+from distensor.hub.service import HubService, Mint
+from distensor.hub.sqlite_store import SqliteStore
+from distensor.hub.state_directory import StateDirectory
+from distensor.hub.writer import Writer
+
+TRAINER = "main"
+"""The account of the trainer token that every hub has."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HubConfig:
+    """What the operator chose."""
+
+    state: Path
+    listen: HubAddress
+    advertise: str | None = None
+    """The host that tokens name, when it is not the one that the hub listens on."""
+    node_tokens: int | None = None
+    """How many node tokens to make; None makes one for a hub that has no node yet."""
+    patience: Patience = DEFAULT_PATIENCE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ready:
+    """A hub that accepts connections."""
+
+    address: HubAddress
+    node_tokens: tuple[str, ...] = field(repr=False)
+    trainer_token: str = field(repr=False)
+    generation: Generation
+    fingerprint: str
+    known_nodes: int
+    live_jobs: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Opened:
+    """What a start finds and makes in the books, before anyone can connect."""
+
+    generation: Generation
+    snapshot: Snapshot
+    node_secrets: tuple[str, ...] = field(repr=False)
+    trainer_secret: str = field(repr=False)
+
+
+async def run_hub(
+    config: HubConfig,
+    *,
+    clock: Clock,
+    on_ready: Callable[[Ready], None],
+    log: Callable[[str], None],
+    stop: asyncio.Event,
+) -> None:
+    """Run until `stop` is set.
+
+    Raises:
+        StoreError: the state directory, the database or the authority cannot be used.
+        ControlError: the address cannot be listened on.
+    """
+    check_listen(config.listen)
+    with StateDirectory(config.state) as directory:
+        authority = Authority.load_or_create(config.state, clock)
+        with closing(SqliteStore(directory.database)) as store:
+            opened = _open_books(config, directory, store)
+            async with _working(config, opened, store, authority, clock, log) as service:
+                server = await start_server(service, authority.server_identity(), config.listen)
+                try:
+                    ready = _ready(config, opened, server.address, authority.fingerprint)
+                    directory.write_address(str(ready.address))
+                    on_ready(ready)
+                    await stop.wait()
+                finally:
+                    service.stop()
+                    await server.stop()
+
+
+def _open_books(config: HubConfig, directory: StateDirectory, store: Store) -> _Opened:
+    trainer_secret = directory.trainer_secret()
+    with store.transaction() as books:
+        generation, snapshot = books.begin_generation(), books.snapshot()
+        wanted = config.node_tokens if config.node_tokens is not None else int(not snapshot.nodes)
+        node_secrets = tuple(access.new_secret() for _ in range(wanted))
+        for secret in node_secrets:
+            books.save_token(access.token_for(secret, Role.NODE, "node"))
+        books.save_token(access.token_for(trainer_secret, Role.TRAINER, TRAINER))
+    return _Opened(
+        generation=generation,
+        snapshot=snapshot,
+        node_secrets=node_secrets,
+        trainer_secret=trainer_secret,
+    )
+
+
+@asynccontextmanager
+async def _working(
+    config: HubConfig,
+    opened: _Opened,
+    store: Store,
+    authority: Authority,
+    clock: Clock,
+    log: Callable[[str], None],
+) -> AsyncIterator[HubService]:
+    """The machine, the writer and the service, at work; all ended at the end of the block."""
+    machine = HubMachine(
+        generation=opened.generation,
+        nodes=opened.snapshot.nodes,
+        jobs=opened.snapshot.jobs,
+        earnings=opened.snapshot.earnings,
+        signer=authority,
+        new_job_id=new_job_id,
+        patience=config.patience,
+        now=clock.monotonic(),
+    )
+    writer = Writer(store, clock, lambda error: log(f"cannot write, trying again: {error}"))
+    service = HubService(machine, writer, clock, Mint(node_id=new_node_id, secret=access.new_secret), log)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            working = tasks.create_task(service.run())
+            try:
+                yield service
+            finally:
+                working.cancel()
+    finally:
+        await writer.close()
+
+
+def _ready(config: HubConfig, opened: _Opened, bound: HubAddress, fingerprint: str) -> Ready:
+    address = HubAddress(host=config.advertise or reachable_host(bound.host), port=bound.port)
+
+    def token(role: Role, secret: str) -> str:
+        return JoinToken(address=address, fingerprint=fingerprint, role=role, secret=secret).encode()
+
+    return Ready(
+        address=address,
+        node_tokens=tuple(token(Role.NODE, secret) for secret in opened.node_secrets),
+        trainer_token=token(Role.TRAINER, opened.trainer_secret),
+        generation=opened.generation,
+        fingerprint=fingerprint,
+        known_nodes=len(opened.snapshot.nodes),
+        live_jobs=sum(not job.state.ended for job in opened.snapshot.jobs),
+    )
+
+
+def check_listen(address: HubAddress) -> None:
+    """Find out in clear words whether the address can be listened on; gRPC's own answer has no reason in it.
+
+    Raises:
+        ControlError: the port is taken or not permitted, or the host is not of this machine.
+    """
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+            probe.listen(1)
+    except OSError as error:
+        raise ControlError(f"cannot listen on {address}: {_why(error, address)}") from error
+
+
+def _why(error: OSError, address: HubAddress) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {address.port} is taken by another program; choose another with --listen HOST:PORT"
+    if error.errno == errno.EACCES:
+        return f"this user may not use port {address.port}; choose one above 1023"
+    return f"{error.strerror}; {address.host!r} should be an address of this machine"
+
+
+def reachable_host(host: str) -> str:
+    """The host that others use for a hub that listens on every interface: the one of the default route."""
+    if host not in ("0.0.0.0", "::"):  # noqa: S104  # compared, not bound
+        return host
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))  # a datagram socket: nothing is sent
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"

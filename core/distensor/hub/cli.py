@@ -1,0 +1,192 @@
+"""`distensor hub`: start a hub, or make another join token for one."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+from enum import IntEnum
+from pathlib import Path
+from typing import NoReturn
+
+import platformdirs
+
+from distensor.comm.address import HubAddress, parse_address
+from distensor.core.clock import SYSTEM_CLOCK
+from distensor.core.errors import ConfigError, ControlError, DistensorError, StoreError
+from distensor.hub.app import HubConfig, Ready, run_hub
+from distensor.hub.tokens import make_node_tokens
+
+DEFAULT_LISTEN = "127.0.0.1:50051"
+MOST_TOKENS = 1000
+
+
+class Exit(IntEnum):
+    """Exit statuses, as in sysexits.h."""
+
+    OK = 0
+    USAGE = 64
+    UNAVAILABLE = 69
+    SOFTWARE = 70
+    CANNOT_CREATE = 73
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(Exit.USAGE, f"{self.prog}: {message}\nTry '{self.prog} --help'.\n")
+
+
+def main(argv: list[str]) -> int:
+    """Run the verb; the status for the shell."""
+    try:
+        if argv[:1] == ["token"]:
+            return _token(_token_parser().parse_args(argv[1:]))
+        return _hub(_hub_parser().parse_args(argv))
+    except SystemExit as exit_:  # argparse ends this way, after --help too
+        return int(exit_.code or 0)
+    except ConfigError as error:
+        return _fail(error, Exit.USAGE)
+    except StoreError as error:
+        return _fail(error, Exit.CANNOT_CREATE)
+    except ControlError as error:
+        return _fail(error, Exit.UNAVAILABLE)
+    except KeyboardInterrupt:
+        return Exit.OK
+
+
+def _fail(error: DistensorError, status: Exit) -> int:
+    print(f"distensor hub: {error}", file=sys.stderr)
+    return status
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > MOST_TOKENS:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 0 to {MOST_TOKENS}")
+    return int(text)
+
+
+def _address(text: str) -> HubAddress:
+    try:
+        return parse_address(text, allow_port_zero=True)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _state_option(parser: argparse.ArgumentParser) -> None:
+    default = Path(platformdirs.user_state_dir("distensor")) / "hub"
+    parser.add_argument(
+        "--state", type=Path, default=default, metavar="DIR", help=f"where the hub keeps its books ({default})"
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON instead of text")
+
+
+def _hub_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="distensor hub",
+        description="Run a hub: it knows the nodes, places jobs on them and keeps the books.",
+        epilog="`distensor hub token` makes another join token for a node.",
+    )
+    _state_option(parser)
+    parser.add_argument(
+        "--listen",
+        type=_address,
+        default=parse_address(DEFAULT_LISTEN),
+        metavar="HOST:PORT",
+        help=f"where to accept connections ({DEFAULT_LISTEN}; port 0 takes a free one)",
+    )
+    parser.add_argument(
+        "--advertise", metavar="HOST", help="the host name or address by which nodes reach this machine"
+    )
+    parser.add_argument(
+        "--node-tokens", type=_count, metavar="N", help="make N join tokens for nodes (1 when there is no node yet)"
+    )
+    parser.add_argument(
+        "--exit-with-stdin", action="store_true", help="end when standard input does (for programs that start a hub)"
+    )
+    return parser
+
+
+def _token_parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="distensor hub token", description="Make join tokens for nodes; the hub may be running.")
+    _state_option(parser)
+    parser.add_argument("--count", type=_count, default=1, metavar="N", help="how many (1)")
+    return parser
+
+
+def _token(options: argparse.Namespace) -> int:
+    tokens = make_node_tokens(options.state, options.count, SYSTEM_CLOCK)
+    if options.json:
+        print(json.dumps({"v": 1, "node_tokens": tokens}))
+    else:
+        print("\n".join(tokens))
+    return Exit.OK
+
+
+def _hub(options: argparse.Namespace) -> int:
+    config = HubConfig(
+        state=options.state,
+        listen=options.listen,
+        advertise=options.advertise,
+        node_tokens=options.node_tokens,
+    )
+    asyncio.run(_run(config, as_json=options.json, exit_with_stdin=options.exit_with_stdin))
+    return Exit.OK
+
+
+async def _run(config: HubConfig, *, as_json: bool, exit_with_stdin: bool) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if exit_with_stdin:
+        threading.Thread(target=_wait_for_stdin, args=(loop, stop), daemon=True).start()
+
+    def on_ready(ready: Ready) -> None:
+        print(_as_json(ready) if as_json else _as_text(ready), flush=True)
+
+    await run_hub(config, clock=SYSTEM_CLOCK, on_ready=on_ready, log=_log, stop=stop)
+
+
+def _wait_for_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    while os.read(0, 4096):  # not sys.stdin: its lock, held by this thread, would abort the interpreter's end
+        pass
+    loop.call_soon_threadsafe(stop.set)
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _as_json(ready: Ready) -> str:
+    return json.dumps(
+        {
+            "v": 1,
+            "event": "ready",
+            "address": str(ready.address),
+            "node_tokens": list(ready.node_tokens),
+            "trainer_token": ready.trainer_token,
+            "generation": ready.generation,
+            "authority_fingerprint": ready.fingerprint,
+        }
+    )
+
+
+def _as_text(ready: Ready) -> str:
+    parts = [f"disTensor hub at {ready.address}, authority {ready.fingerprint[:16]}, start {ready.generation}"]
+    if ready.known_nodes:
+        parts.append(f"It knows {ready.known_nodes} nodes and {ready.live_jobs} live jobs; they continue.")
+    if ready.node_tokens:
+        lines = [f"  DISTENSOR_JOIN_TOKEN={token} distensor-server run" for token in ready.node_tokens]
+        parts.append("\n".join(["Connect a node: on the machine that shall work, run (each token works once)", *lines]))
+    else:
+        parts.append("Connect another node: `distensor hub token` makes a join token.")
+    parts.append(
+        "Train: in your script, `import distensor as ds` and\n"
+        f'  ds.init(mode="hub", token="{ready.trainer_token}")\n'
+        "The tokens are secrets: whoever has one can join. Ctrl-C ends the hub; workers go on meanwhile."
+    )
+    return "\n\n".join(parts)

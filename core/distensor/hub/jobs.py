@@ -1,0 +1,122 @@
+"""The life of a job. Pure functions from a record and an event to the next record.
+
+PLACED --all ranks ready--> RUNNING --trainer--> FINISHED | FAILED | CANCELLED
+PLACED --a node gone, a worker broken, too late--> FAILED
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from distensor.core.control import (
+    Assignment,
+    Certificate,
+    JobState,
+    JobUpdate,
+    Member,
+    NodeInfo,
+    Topology,
+    WorkerChange,
+    WorkerReady,
+    WorkerState,
+)
+from distensor.core.ids import DRIVER_RANK, NodeId
+from distensor.hub.records import JobRecord, RankRecord
+
+_DOWN = frozenset({WorkerState.STARTING, WorkerState.EXITED, WorkerState.BACKOFF, WorkerState.BROKEN})
+
+
+def assignment_of(job: JobRecord, rank: RankRecord) -> Assignment:
+    return Assignment(
+        job_id=job.job_id,
+        job_name=job.name,
+        epoch=job.epoch,
+        rank=rank.rank,
+        parallel=job.parallel,
+        device_id=rank.device_id,
+        worker_id=rank.worker_id,
+    )
+
+
+def with_ready(job: JobRecord, ready: WorkerReady, certificate_pem: str) -> JobRecord:
+    """A worker listens; the job runs once all do."""
+    rank = replace(
+        job.ranks[ready.rank],
+        port=ready.port,
+        certificate_pem=certificate_pem,
+        state=WorkerState.READY,
+        reason="",
+    )
+    job = job.with_rank(rank)
+    if job.state is JobState.PLACED and all(rank.port is not None for rank in job.ranks):
+        return replace(job, state=JobState.RUNNING)
+    return job
+
+
+def with_change(job: JobRecord, change: WorkerChange) -> JobRecord:
+    """A worker changed its state. One that cannot be started at all ends a job that has not begun."""
+    rank = replace(job.ranks[change.rank], state=change.state, restarts=change.restarts, reason=change.reason)
+    if job.state is JobState.PLACED and change.state in _DOWN:
+        rank = replace(rank, port=None)
+    job = job.with_rank(rank)
+    if job.state is JobState.PLACED and change.state is WorkerState.BROKEN:
+        why = change.reason or "no reason given"
+        return ended(job, JobState.FAILED, f"the worker of rank {change.rank} cannot be started: {why}")
+    return job
+
+
+def ended(job: JobRecord, state: JobState, reason: str) -> JobRecord:
+    return job if job.state.ended else replace(job, state=state, reason=reason)
+
+
+def not_ready(job: JobRecord) -> list[RankRecord]:
+    return [rank for rank in job.ranks if rank.port is None]
+
+
+def topology_of(job: JobRecord, nodes: Mapping[NodeId, NodeInfo]) -> Topology:
+    """All members of a running job."""
+    return Topology(
+        job_id=job.job_id,
+        job_name=job.name,
+        epoch=job.epoch,
+        parallel=job.parallel,
+        members=tuple(
+            Member(
+                rank=rank.rank,
+                node_id=rank.node_id,
+                node_name=nodes[rank.node_id].name,
+                host=nodes[rank.node_id].host,
+                port=rank.port or 0,
+            )
+            for rank in job.ranks
+        ),
+    )
+
+
+def certificates_of(job: JobRecord, node_id: NodeId, authority_pem: str) -> tuple[Certificate, ...]:
+    return tuple(
+        Certificate(rank=rank.rank, certificate_pem=rank.certificate_pem, authority_pem=authority_pem)
+        for rank in job.ranks
+        if rank.node_id == node_id
+    )
+
+
+def update_of(job: JobRecord, nodes: Mapping[NodeId, NodeInfo], authority_pem: str) -> JobUpdate:
+    """What the trainer is told."""
+    running = job.state is JobState.RUNNING
+    return JobUpdate(
+        job_id=job.job_id,
+        state=job.state,
+        epoch=job.epoch,
+        reason=job.reason,
+        topology=topology_of(job, nodes) if running else None,
+        certificate=Certificate(
+            rank=DRIVER_RANK,
+            certificate_pem=job.driver_certificate_pem,
+            authority_pem=authority_pem,
+        )
+        if running
+        else None,
+        workers=job.changes(),
+    )

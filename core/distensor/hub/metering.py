@@ -1,0 +1,178 @@
+"""Units of work: claimed by a node, received by the trainer, credited once. Pure.
+
+    (nothing) --claim--> CLAIMED --receipt of the same size--> CREDITED
+    (nothing) --receipt--> RECEIVED --claim of the same size--> CREDITED
+    either --the other one of another size--> MISMATCHED, credited never
+
+The first claim and the first receipt of a key count; what comes again changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Protocol
+
+from distensor.core.control import Earnings, Unit, UnitKey
+from distensor.core.errors import AuthenticationError, ControlError, StaleEpochError
+from distensor.core.ids import Epoch, JobId, NodeId, Rank
+
+MICRO_PER_MICRO_BATCH = 1000
+
+
+class UnitState(StrEnum):
+    CLAIMED = "claimed"
+    RECEIVED = "received"
+    CREDITED = "credited"
+    MISMATCHED = "mismatched"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitRecord:
+    """What is known of one unit. `claimed` and `received` are micro-batches."""
+
+    key: UnitKey
+    node_id: NodeId
+    state: UnitState
+    claimed: int | None = None
+    received: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Posting:
+    """One double entry: `amount` micro-credits from the trainer's account to the node's."""
+
+    key: UnitKey
+    debit: str
+    credit: str
+    amount: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlaceOfWork:
+    """Who may claim and who may receive the units of a rank."""
+
+    owner: str
+    node_id: NodeId
+    epoch: Epoch
+    """The job's present epoch."""
+
+
+class UnitBooks(Protocol):
+    """What metering needs of a transaction."""
+
+    def find_place(self, job_id: JobId, epoch: Epoch, rank: Rank) -> PlaceOfWork | None: ...
+
+    def find_unit(self, key: UnitKey) -> UnitRecord | None: ...
+
+    def save_unit(self, unit: UnitRecord) -> None: ...
+
+    def post(self, posting: Posting) -> None: ...
+
+    def earnings(self, node_id: NodeId) -> Earnings: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recorded:
+    """The result of one batch: the new sums of the nodes concerned, and what was refused and why."""
+
+    earnings: dict[NodeId, Earnings]
+    refused: tuple[str, ...] = ()
+
+
+def node_account(node_id: NodeId) -> str:
+    return f"node:{node_id}"
+
+
+def trainer_account(owner: str) -> str:
+    return f"trainer:{owner}"
+
+
+def record_claims(books: UnitBooks, node_id: NodeId, units: Iterable[Unit]) -> Recorded:
+    """Enter a node's claims. One that is not the node's to make is refused; the others are entered."""
+    refused: list[str] = []
+    for unit in units:
+        place = books.find_place(unit.key.job_id, unit.key.epoch, unit.key.rank)
+        if place is None or place.node_id != node_id:
+            refused.append(f"{describe(unit.key)} is no work of node {node_id}")
+        elif unit.key.epoch < place.epoch:
+            refused.append(_stale(unit.key, place.epoch))
+        else:
+            _enter(books, place, unit, claim=True)
+    return Recorded(earnings={node_id: books.earnings(node_id)}, refused=tuple(refused))
+
+
+def record_receipts(books: UnitBooks, owner: str, units: Iterable[Unit]) -> Recorded:
+    """Enter a trainer's receipts, all or none.
+
+    Raises:
+        AuthenticationError: a unit of another trainer's job.
+        StaleEpochError: a unit of an older epoch.
+        ControlError: a unit that was never placed.
+    """
+    nodes: set[NodeId] = set()
+    for unit in units:
+        place = _receivable(books, owner, unit.key)
+        _enter(books, place, unit, claim=False)
+        nodes.add(place.node_id)
+    return Recorded(earnings={node_id: books.earnings(node_id) for node_id in sorted(nodes)})
+
+
+def _receivable(books: UnitBooks, owner: str, key: UnitKey) -> PlaceOfWork:
+    place = books.find_place(key.job_id, key.epoch, key.rank)
+    if place is None:
+        raise ControlError(f"{describe(key)} was never placed")
+    if place.owner != owner:
+        raise AuthenticationError(f"job {key.job_id} belongs to another trainer")
+    if key.epoch < place.epoch:
+        raise StaleEpochError(_stale(key, place.epoch))
+    return place
+
+
+def _enter(books: UnitBooks, place: PlaceOfWork, unit: Unit, *, claim: bool) -> None:
+    before = books.find_unit(unit.key)
+    after = with_claim(before, unit, place.node_id) if claim else with_receipt(before, unit, place.node_id)
+    if after == before:
+        return
+    books.save_unit(after)
+    if after.state is UnitState.CREDITED:
+        books.post(
+            Posting(
+                key=unit.key,
+                debit=trainer_account(place.owner),
+                credit=node_account(place.node_id),
+                amount=unit.micro_batches * MICRO_PER_MICRO_BATCH,
+            )
+        )
+
+
+def with_claim(before: UnitRecord | None, unit: Unit, node_id: NodeId) -> UnitRecord:
+    """The unit once its node has claimed it."""
+    if before is None:
+        return UnitRecord(key=unit.key, node_id=node_id, state=UnitState.CLAIMED, claimed=unit.micro_batches)
+    if before.claimed is not None:
+        return before
+    return _settled(replace(before, claimed=unit.micro_batches))
+
+
+def with_receipt(before: UnitRecord | None, unit: Unit, node_id: NodeId) -> UnitRecord:
+    """The unit once its trainer has received it."""
+    if before is None:
+        return UnitRecord(key=unit.key, node_id=node_id, state=UnitState.RECEIVED, received=unit.micro_batches)
+    if before.received is not None:
+        return before
+    return _settled(replace(before, received=unit.micro_batches))
+
+
+def _settled(unit: UnitRecord) -> UnitRecord:
+    agree = unit.claimed == unit.received
+    return replace(unit, state=UnitState.CREDITED if agree else UnitState.MISMATCHED)
+
+
+def describe(key: UnitKey) -> str:
+    return f"unit (job {key.job_id}, epoch {key.epoch}, step {key.step}, rank {key.rank})"
+
+
+def _stale(key: UnitKey, epoch: Epoch) -> str:
+    return f"{describe(key)} is of an older membership: the job's epoch is {epoch}"

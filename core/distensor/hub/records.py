@@ -1,0 +1,85 @@
+"""What the hub remembers of nodes, tokens and jobs. Values; a change is a new one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from distensor.core.control import JobState, NodeInfo, WorkerChange, WorkerState
+from distensor.core.ids import DeviceId, Epoch, JobId, NodeId, Rank, WorkerId
+from distensor.core.parallel import ParallelConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenRecord:
+    """A join token, known by the hash of its secret."""
+
+    secret_hash: str = field(repr=False)
+    role: str
+    subject: str
+    """The name of the trainer's account; for a node's token, a name for logs."""
+    used_by: NodeId | None = None
+    spent: bool = False
+    """True once the node that used it has come back with its credential or beaten once."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeRecord:
+    """A node, for ever: it keeps its row and its id over restarts of either side."""
+
+    node_id: NodeId
+    secret_hash: str = field(repr=False)
+    info: NodeInfo
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankRecord:
+    """One rank of one epoch of a job, and its worker's latest news."""
+
+    rank: Rank
+    node_id: NodeId
+    device_id: DeviceId
+    worker_id: WorkerId
+    port: int | None = None
+    certificate_pem: str = ""
+    state: WorkerState | None = None
+    restarts: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobRecord:
+    """A job with the ranks of its present epoch, in order of rank."""
+
+    job_id: JobId
+    owner: str
+    submission: str
+    name: str
+    parallel: ParallelConfig
+    epoch: Epoch
+    state: JobState
+    driver_certificate_pem: str
+    ranks: tuple[RankRecord, ...]
+    reason: str = ""
+
+    def with_rank(self, rank: RankRecord) -> JobRecord:
+        ranks = tuple(rank if old.rank == rank.rank else old for old in self.ranks)
+        return replace(self, ranks=ranks)
+
+    def changes(self) -> tuple[WorkerChange, ...]:
+        return tuple(
+            WorkerChange(
+                job_id=self.job_id,
+                epoch=self.epoch,
+                rank=rank.rank,
+                state=rank.state,
+                restarts=rank.restarts,
+                reason=rank.reason,
+            )
+            for rank in self.ranks
+            if rank.state is not None
+        )
+
+    @property
+    def node_ids(self) -> tuple[NodeId, ...]:
+        """The nodes of the job, each once, in order of their first rank."""
+        return tuple(dict.fromkeys(rank.node_id for rank in self.ranks))

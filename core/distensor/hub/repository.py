@@ -1,0 +1,62 @@
+"""What the hub asks of its store. `sqlite_store` is the adapter; tests have one in memory."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from distensor.core.control import Earnings
+from distensor.core.ids import Epoch, Generation, JobId, NodeId
+from distensor.hub.metering import UnitBooks
+from distensor.hub.records import JobRecord, NodeRecord, RankRecord, TokenRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """What a hub loads when it starts: all nodes, all live jobs, and the newest of those that ended."""
+
+    nodes: tuple[NodeRecord, ...]
+    jobs: tuple[JobRecord, ...]
+    earnings: dict[NodeId, Earnings]
+
+
+class Books(UnitBooks, Protocol):
+    """One transaction."""
+
+    def begin_generation(self) -> Generation:
+        """One more than ever before."""
+
+    def snapshot(self) -> Snapshot: ...
+
+    def find_token(self, secret_hash: str) -> TokenRecord | None: ...
+
+    def save_token(self, token: TokenRecord) -> None: ...
+
+    def spend_token(self, node_id: NodeId) -> None:
+        """The tokens that this node used cannot be used again."""
+
+    def save_node(self, node: NodeRecord) -> None: ...
+
+    def insert_job(self, job: JobRecord) -> None: ...
+
+    def update_job(self, job: JobRecord) -> None:
+        """State and reason only; ranks have their own rows."""
+
+    def save_rank(self, job_id: JobId, epoch: Epoch, rank: RankRecord) -> None: ...
+
+
+class Store(Protocol):
+    """Where the books are. Used by one thread at a time."""
+
+    def transaction(self) -> AbstractContextManager[Books]:
+        """Commits at the end of the block, with everything on the disk, or rolls all of it back.
+
+        Raises:
+            StoreError: nothing was committed. Trying again may help (a full disk) or not.
+        """
+
+    def part(self) -> AbstractContextManager[None]:
+        """A part of the present transaction that is rolled back alone when its block raises."""
+
+    def close(self) -> None: ...

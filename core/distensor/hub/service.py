@@ -1,0 +1,314 @@
+"""The hub at work: the state machine between the wire, the books and the clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from distensor.comm.messages import Claims, ClaimsAnswer, Goodbye, Heartbeat, NodeToHub, Register, Rejected, Welcome
+from distensor.comm.server import Bearer, NodeSession, Principal
+from distensor.comm.tokens import Role
+from distensor.core.clock import Clock
+from distensor.core.control import JobSpec, JobState, JobUpdate, Mesh, Unit, WorkerChange, WorkerReady
+from distensor.core.errors import AuthenticationError, ConfigError, HubProtocolError
+from distensor.core.ids import Epoch, JobId, NodeId
+from distensor.hub import access
+from distensor.hub.effects import (
+    Disconnect,
+    Effect,
+    Note,
+    Publish,
+    Save,
+    SaveJob,
+    SaveNode,
+    SaveRank,
+    Send,
+    SessionId,
+    SpendToken,
+)
+from distensor.hub.machine import HubMachine
+from distensor.hub.metering import Recorded, record_claims, record_receipts
+from distensor.hub.repository import Books
+from distensor.hub.watchers import Watchers
+from distensor.hub.writer import Writer
+
+T = TypeVar("T")
+
+TICK_SECONDS = 0.5
+_SAVES = (SaveNode, SaveJob, SaveRank, SpendToken)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mint:
+    """Where new names and secrets come from; tests bring their own."""
+
+    node_id: Callable[[], NodeId]
+    secret: Callable[[], str]
+
+
+class HubService:
+    """A `comm.server.ControlService`. All methods run in one event loop.
+
+    Every event goes to the machine; the records among its effects are committed, and only then the rest of its
+    effects are delivered, in the order of the events.
+    """
+
+    def __init__(
+        self, machine: HubMachine, writer: Writer, clock: Clock, mint: Mint, log: Callable[[str], None]
+    ) -> None:
+        self._machine = machine
+        self._writer = writer
+        self._clock = clock
+        self._mint = mint
+        self._log = log
+        self._sessions: dict[SessionId, NodeSession] = {}
+        self._ids: dict[NodeSession, SessionId] = {}
+        self._next_session = 0
+        self._trainers: dict[str, str] = {}
+        self._watchers = Watchers()
+        self._deliveries: asyncio.Queue[tuple[asyncio.Future[Any], Callable[[], None]]] = asyncio.Queue()
+
+    async def run(self) -> None:
+        """Deliver and watch the time, until cancelled.
+
+        Raises:
+            Exception: a record could not be written for a reason that trying again does not cure: a defect.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._deliver())
+            tasks.create_task(self._tick())
+
+    async def _deliver(self) -> None:
+        while True:
+            committed, deliver = await self._deliveries.get()
+            await asyncio.wait([committed])
+            deliver()
+
+    async def _tick(self) -> None:
+        while True:
+            await self._clock.sleep_async(TICK_SECONDS)
+            if effects := self._machine.tick(self._clock.monotonic()):
+                self._apply(effects)
+
+    # Who is there
+
+    async def authenticate(self, bearer: Bearer) -> Principal:
+        match bearer:
+            case Bearer(kind="node", parts=(node_id, secret)):
+                node = self._machine.node(NodeId(node_id))
+                if node is None or not access.matches(secret, node.secret_hash):
+                    raise AuthenticationError("the hub does not know this node's credential")
+                return Principal(kind="node", subject=node_id)
+            case Bearer(kind="trainer", parts=(secret,)):
+                return Principal(kind="trainer", subject=await self._trainer(secret))
+            case Bearer(kind="join", parts=(secret,)):
+                key = access.hash_secret(secret)
+                await self._writer.submit(lambda books: access.find_token(books, key, Role.NODE))
+                return Principal(kind="join", subject=key)
+        raise AuthenticationError("the call carries no token or credential of a known form")
+
+    async def _trainer(self, secret: str) -> str:
+        key = access.hash_secret(secret)
+        if key not in self._trainers:
+            token = await self._writer.submit(lambda books: access.find_token(books, key, Role.TRAINER))
+            self._trainers[key] = token.subject
+        return self._trainers[key]
+
+    # Nodes
+
+    async def node_joined(self, who: Principal, register: Register, session: NodeSession) -> None:
+        if who.kind == "join":
+            node_id, credential = await self._admit(who.subject, register)
+        elif who.kind == "node":
+            node_id, credential = NodeId(who.subject), ""
+        else:
+            raise AuthenticationError("a trainer's token cannot join a node")
+        welcome = Welcome(
+            node_id=node_id,
+            credential=credential,
+            generation=self._machine.generation,
+            heartbeat_seconds=self._machine.patience.heartbeat,
+        )
+        session.send(welcome)
+        self._next_session += 1
+        number = SessionId(self._next_session)
+        self._sessions[number] = session
+        self._ids[session] = number
+        self._apply(self._machine.join(number, node_id, register, self._clock.monotonic()))
+
+    async def _admit(self, token_hash: str, register: Register) -> tuple[NodeId, str]:
+        node_id, credential = self._mint.node_id(), self._mint.secret()
+        record = await self._writer.submit(
+            lambda books: access.admit(books, token_hash, node_id, credential, register.info)
+        )
+        self._machine.add_node(record, self._clock.monotonic())
+        return record.node_id, credential
+
+    def node_said(self, session: NodeSession, message: NodeToHub) -> None:
+        number = self._ids.get(session)
+        if number is None:
+            return
+        match message:
+            case Heartbeat():
+                now, hub_time = self._clock.monotonic(), self._clock.now()
+                self._apply(self._machine.beat(number, message, now, hub_time))
+            case WorkerReady():
+                self._apply(self._machine.worker_ready(number, message))
+            case WorkerChange():
+                self._apply(self._machine.worker_changed(number, message))
+            case Claims():
+                self._claim(number, message)
+            case Goodbye():
+                session.close()
+            case Register():
+                raise HubProtocolError("a second Register on the same stream")
+
+    def _claim(self, number: SessionId, claims: Claims) -> None:
+        node_id = self._machine.node_of(number)
+        if node_id is None:
+            return
+        recorded = self._writer.submit(lambda books: record_claims(books, node_id, claims.units))
+
+        def done() -> None:
+            self._booked(recorded.result())
+            self._send(Send(session=number, message=ClaimsAnswer(batch=claims.batch)))
+
+        self._deliveries.put_nowait((recorded, done))
+
+    def node_left(self, session: NodeSession) -> None:
+        number = self._ids.pop(session, None)
+        if number is not None:
+            del self._sessions[number]
+            self._apply(self._machine.leave(number, self._clock.monotonic()))
+
+    # Trainers
+
+    async def query_mesh(self, who: Principal) -> Mesh:
+        _require_trainer(who)
+        return self._machine.mesh(self._clock.monotonic())
+
+    async def submit_job(self, who: Principal, spec: JobSpec) -> tuple[JobId, Epoch]:
+        owner = _require_trainer(who)
+        job, effects = self._machine.submit(owner, spec, self._clock.monotonic())
+        await self._apply(effects)
+        return job.job_id, job.epoch
+
+    async def watch_job(self, who: Principal, job_id: JobId) -> AsyncIterator[JobUpdate]:
+        owner = _require_trainer(who)
+        job = self._machine.job_of(owner, job_id)
+        with self._watchers.watch(job_id) as updates:
+            # Goes through the deliveries, so that a watcher never sees what is not committed yet.
+            self._apply([self._machine.update(job)])
+            while True:
+                self._machine.heard_trainer(job_id, self._clock.monotonic())
+                try:
+                    update = await asyncio.wait_for(updates.get(), TICK_SECONDS * 10)
+                except TimeoutError:
+                    continue
+                yield update
+                if update.state.ended:
+                    return
+
+    async def report_units(self, who: Principal, units: Sequence[Unit]) -> None:
+        owner = _require_trainer(who)
+        recorded = self._writer.submit(lambda books: record_receipts(books, owner, units))
+        delivered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done() -> None:
+            if recorded.exception() is None:
+                self._booked(recorded.result())
+            if not delivered.done():
+                delivered.set_result(None)
+
+        self._deliveries.put_nowait((recorded, done))
+        await delivered
+        recorded.result()  # raises what was wrong with the receipts
+        for job_id in {unit.key.job_id for unit in units}:
+            self._machine.heard_trainer(job_id, self._clock.monotonic())
+
+    async def end_job(self, who: Principal, job_id: JobId, state: JobState, reason: str) -> None:
+        owner = _require_trainer(who)
+        try:
+            effects = self._machine.end(owner, job_id, state, reason)
+        except ConfigError as error:
+            raise HubProtocolError(str(error)) from error
+        await self._apply(effects)
+
+    # Effects
+
+    def _apply(self, effects: Iterable[Effect]) -> asyncio.Future[None]:
+        """Commit the records, then deliver the rest. The future is done after the delivery."""
+        saves = [effect for effect in effects if isinstance(effect, _SAVES)]
+        others = [effect for effect in effects if not isinstance(effect, _SAVES)]
+        delivered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def deliver() -> None:
+            committed.result()  # an error here is a defect, and ends the hub rather than its promises
+            for effect in others:
+                self._perform(effect)
+            if not delivered.done():
+                delivered.set_result(None)
+
+        committed = self._writer.submit(lambda books: _save_all(books, saves)) if saves else _nothing()
+        self._deliveries.put_nowait((committed, deliver))
+        return delivered
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Send():
+                self._send(effect)
+            case Publish():
+                self._watchers.publish(effect.update)
+            case Disconnect():
+                self._disconnect(effect)
+            case Note():
+                self._log(effect.text)
+
+    def _send(self, send: Send) -> None:
+        if session := self._sessions.get(send.session):
+            session.send(send.message)
+
+    def _disconnect(self, effect: Disconnect) -> None:
+        if session := self._sessions.pop(effect.session, None):
+            self._ids.pop(session, None)
+            session.close(effect.why)
+
+    def _booked(self, recorded: Recorded) -> None:
+        for node_id, earnings in recorded.earnings.items():
+            self._machine.set_earnings(node_id, earnings)
+        for line in recorded.refused:
+            self._log(f"refused a claim: {line}")
+
+    def stop(self) -> None:
+        """Tell every node that the hub is going, so that they do not wait for silence."""
+        for session in self._sessions.values():
+            session.close(Rejected(code="stopping", reason="the hub is stopping"))
+
+
+def _nothing() -> asyncio.Future[None]:
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    done.set_result(None)
+    return done
+
+
+def _save_all(books: Books, saves: Iterable[Save]) -> None:
+    for save in saves:
+        match save:
+            case SaveNode():
+                books.save_node(save.node)
+            case SaveJob(new=True):
+                books.insert_job(save.job)
+            case SaveJob():
+                books.update_job(save.job)
+            case SaveRank():
+                books.save_rank(save.job_id, save.epoch, save.rank)
+            case SpendToken():
+                books.spend_token(save.node.node_id)
+
+
+def _require_trainer(who: Principal) -> str:
+    if who.kind != "trainer":
+        raise AuthenticationError("this call is for trainers; a node's credential was shown")
+    return who.subject

@@ -1,0 +1,37 @@
+"""More join tokens for a hub that has been started before, running or not."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from distensor.comm.address import parse_address
+from distensor.comm.tokens import JoinToken, Role
+from distensor.core.clock import Clock
+from distensor.core.errors import StoreError
+from distensor.hub import access
+from distensor.hub.pki import Authority
+from distensor.hub.sqlite_store import SqliteStore
+from distensor.hub.state_directory import StateDirectory
+
+
+def make_node_tokens(state: Path, count: int, clock: Clock) -> list[str]:
+    """New tokens for the address at which the hub listened last.
+
+    Raises:
+        StoreError: no hub has run on this state directory, or it cannot be read or written.
+    """
+    directory = StateDirectory(state)
+    try:
+        address = parse_address(directory.address_file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StoreError(f"state directory {state}: no hub has been started on it yet ({error.strerror})") from error
+    fingerprint = Authority.load_or_create(state, clock).fingerprint
+    secrets = [access.new_secret() for _ in range(count)]
+    with closing(SqliteStore(directory.database)) as store, store.transaction() as books:
+        for secret in secrets:
+            books.save_token(access.token_for(secret, Role.NODE, "node"))
+    return [
+        JoinToken(address=address, fingerprint=fingerprint, role=Role.NODE, secret=secret).encode()
+        for secret in secrets
+    ]

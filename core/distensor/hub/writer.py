@@ -1,0 +1,115 @@
+"""Group commit: one thread writes, many wait, and nobody hears 'done' before the disk has it."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from distensor.core.clock import Clock
+from distensor.core.errors import StoreError
+from distensor.hub.repository import Books, Store
+
+T = TypeVar("T")
+
+LARGEST_GROUP = 512
+RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    run: Callable[[Books], Any]
+    future: asyncio.Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    value: Any = None
+    error: BaseException | None = None
+
+
+class Writer:
+    """Runs functions on the books, in order, many to a transaction.
+
+    A function that raises takes only its own changes back. When the commit itself fails (a full disk), nobody is
+    answered and the same group is tried again until it succeeds: what callers see is a hub that is slow, not one
+    that forgets.
+    """
+
+    def __init__(self, store: Store, clock: Clock, on_trouble: Callable[[StoreError], None]) -> None:
+        self._store = store
+        self._clock = clock
+        self._on_trouble = on_trouble
+        self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._loop = asyncio.get_running_loop()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="hub-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, run: Callable[[Books], T]) -> asyncio.Future[T]:
+        """A future that is done once the changes of `run` are on the disk."""
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._queue.put(_Work(run, future))
+        return future
+
+    async def close(self) -> None:
+        """Finish what is queued and end the thread."""
+        self._stopping.set()
+        self._queue.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _work(self) -> None:
+        more = True
+        while more:
+            group, more = self._next_group()
+            if group:
+                self._commit_until_done(group)
+
+    def _next_group(self) -> tuple[list[_Work], bool]:
+        group: list[_Work] = []
+        item = self._queue.get()
+        while item is not None:
+            group.append(item)
+            if len(group) >= LARGEST_GROUP or self._queue.empty():
+                return group, True
+            item = self._queue.get()
+        return group, False
+
+    def _commit_until_done(self, group: list[_Work]) -> None:
+        while True:
+            try:
+                outcomes = self._commit(group)
+            except StoreError as error:
+                if self._stopping.is_set():
+                    return  # nobody has been answered; the callers send it again to the next hub
+                self._on_trouble(error)
+                self._clock.sleep(RETRY_SECONDS)
+            else:
+                self._loop.call_soon_threadsafe(_resolve, group, outcomes)
+                return
+
+    def _commit(self, group: list[_Work]) -> list[_Outcome]:
+        with self._store.transaction() as books:
+            return [self._run_one(books, work) for work in group]
+
+    def _run_one(self, books: Books, work: _Work) -> _Outcome:
+        try:
+            with self._store.part():
+                return _Outcome(value=work.run(books))
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001  # it belongs to the caller, who gets it from the future
+            return _Outcome(error=error)
+
+
+def _resolve(group: list[_Work], outcomes: list[_Outcome]) -> None:
+    for work, outcome in zip(group, outcomes, strict=True):
+        if work.future.done():
+            continue
+        if outcome.error is None:
+            work.future.set_result(outcome.value)
+        else:
+            work.future.set_exception(outcome.error)
