@@ -1,0 +1,252 @@
+"""The edge to Textual: a canvas that shows lines, keys that become steps, a feed that becomes a view."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from datetime import tzinfo
+from typing import Protocol
+
+from rich.segment import Segment
+from textual import events
+from textual.app import App, ComposeResult
+from textual.driver import Driver
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from distensor_tui.absence import Absence
+from distensor_tui.clock import Now
+from distensor_tui.fields import clean
+from distensor_tui.glyphs import UNICODE, Glyphs
+from distensor_tui.history import remember
+from distensor_tui.palette import BACKGROUND, styles
+from distensor_tui.scene import Feed, Link, Look, Screen, Toast, Ui, View
+from distensor_tui.sections import apply
+from distensor_tui.text import Line, Tone, plain
+from distensor_tui.ui import Ask, Copy, Effect, Quit, press
+from distensor_tui.views.frame import frame
+from distensor_tui.views.hits import key_at
+from distensor_tui.views.overlays import selected
+from distensor_tui.views.pages import row_count
+from distensor_tui.wire import Answer, Hello, Update
+
+PAINT_EVERY_S = 0.5
+"""Updates that come faster than this share one paint."""
+AGES_EVERY_S = 10.0
+TOAST_S = 6.0
+
+
+class Source(Protocol):
+    """A supervisor or a recording."""
+
+    async def run(self) -> None: ...
+    async def ask(self, method: str, params: dict[str, int] | None = None) -> Answer: ...
+
+
+class Canvas(Widget):
+    """Shows lines; repaints those that changed."""
+
+    DEFAULT_CSS = f"Canvas {{ width: 100%; height: 100%; background: {BACKGROUND}; }}"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._styles_of = styles()
+        self._lines: list[Line] = []
+        self._strips: list[Strip] = []
+
+    @property
+    def lines(self) -> list[Line]:
+        return self._lines
+
+    def show(self, lines: list[Line]) -> None:
+        """Take the new lines; a frame of another height is painted whole."""
+        if len(lines) != len(self._lines):
+            self._lines, self._strips = lines, [self._strip(row) for row in lines]
+            self.refresh()
+            return
+        changed = [y for y, row in enumerate(lines) if row != self._lines[y]]
+        for y in changed:
+            self._lines[y], self._strips[y] = lines[y], self._strip(lines[y])
+        if changed:
+            self.refresh(*(Region(0, y, self.size.width, 1) for y in changed))
+
+    def _strip(self, row: Line) -> Strip:
+        return Strip([Segment(span.text, self._styles_of[span.tone]) for span in row])
+
+    def render_line(self, y: int) -> Strip:
+        if y < len(self._strips):
+            return self._strips[y]
+        return Strip.blank(self.size.width, self._styles_of[Tone.TEXT])
+
+
+class Dashboard(App[int], inherit_bindings=False):
+    """The view. Owns no state of the machine: quitting it stops nothing."""
+
+    CSS = f"Screen {{ background: {BACKGROUND}; }}"
+    ENABLE_COMMAND_PALETTE = False
+    ALLOW_SELECT = False
+    TITLE = "disTensor"
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        now: Now,
+        monotonic: Callable[[], float],
+        zone: tzinfo | None = None,
+        glyphs: Glyphs = UNICODE,
+        screen: Screen = Screen.HOME,
+        driver_class: type[Driver] | None = None,
+    ) -> None:
+        super().__init__(driver_class=driver_class)
+        self._now, self._monotonic, self._zone, self._glyphs = now, monotonic, zone, glyphs
+        self._source: Source | None = None
+        self._view = View(feed=Feed(source=name))
+        self._ui = Ui(screen=screen)
+        self._painted_at = float("-inf")
+        self._paint_due = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def view(self) -> View:
+        return self._view
+
+    @property
+    def canvas(self) -> Canvas:
+        return self.query_one(Canvas)
+
+    def follow(self, source: Source, *, replay: bool = False) -> None:
+        """Use this source once the app runs."""
+        self._source = source
+        self._view = replace(self._view, feed=replace(self._view.feed, replay=replay))
+
+    def compose(self) -> ComposeResult:
+        yield Canvas()
+
+    def on_mount(self) -> None:
+        self.set_interval(1.0, self._tick)
+        if self._source is not None:
+            self._start(self._source.run())
+
+    async def on_unmount(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    # what the source says
+
+    def on_hello(self, hello: Hello) -> None:
+        feed = replace(self._view.feed, hello=hello, link=Link.LIVE, absence=None, retry_at=None, last_at=self._now())
+        self._view = replace(self._view, feed=feed)
+        self._paint_soon()
+
+    def on_update(self, update: Update) -> None:
+        at = self._now()
+        snapshot = apply(self._view.snapshot, update.data, full=update.full)
+        history = remember(self._view.history, snapshot, at)
+        self._view = View(feed=replace(self._view.feed, last_at=at), snapshot=snapshot, history=history)
+        self._paint_soon()
+
+    def on_lost(self, why: Absence, retry_in: float) -> None:
+        feed = replace(self._view.feed, link=Link.LOST, absence=why, retry_at=self._now() + retry_in)
+        self._view = replace(self._view, feed=feed)
+        self._paint_soon()
+
+    def on_replay_end(self) -> None:
+        self._view = replace(self._view, feed=replace(self._view.feed, replay_ended=True))
+        self._paint_soon()
+
+    # what the user does
+
+    def on_key(self, event: events.Key) -> None:
+        event.stop()
+        self._press(event.key, event.character)
+
+    def on_click(self, event: events.Click) -> None:
+        lines = self.canvas.lines
+        key = key_at(lines[event.screen_y], event.screen_x) if event.screen_y < len(lines) else None
+        if key is not None:
+            self._press(key, None)
+
+    def on_mouse_scroll_down(self) -> None:
+        self._press("down", None)
+
+    def on_mouse_scroll_up(self) -> None:
+        self._press("up", None)
+
+    def on_resize(self) -> None:
+        self._paint()
+
+    def _press(self, key: str, character: str | None) -> None:
+        rows = row_count(self._view, self._look(), self._ui)
+        self._ui, effect = press(self._ui, key, character, rows)
+        self._carry_out(effect)
+        self._paint()
+
+    def _carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, Quit):
+            self.exit(0)
+        elif isinstance(effect, Copy):
+            self._copy()
+        elif isinstance(effect, Ask) and self._source is not None:
+            self._start(self._ask(self._source, effect))
+
+    async def _ask(self, source: Source, effect: Ask) -> None:
+        answer = await source.ask(effect.method, dict(effect.params))
+        if answer.ok:
+            self._toast(effect.done, Tone.GOOD)
+        else:
+            fix = f" ({answer.fix})" if answer.fix else ""
+            self._toast(f"{effect.method} failed: {answer.message or answer.code or 'no reason given'}{fix}", Tone.BAD)
+
+    def _copy(self) -> None:
+        facts = selected(self._view, self._look(), self._ui)
+        if facts:
+            self.copy_to_clipboard("\n".join(f"{name}: {value}" for name, value in facts))
+            self._toast("Copied.", Tone.GOOD)
+
+    def _toast(self, text: str, tone: Tone) -> None:
+        self._ui = replace(self._ui, toast=Toast(text=clean(text), tone=tone, until=self._monotonic() + TOAST_S))
+        self._paint()
+
+    # painting
+
+    def _look(self) -> Look:
+        size = self.size
+        return Look(width=size.width, height=size.height, now=self._now(), zone=self._zone, glyphs=self._glyphs)
+
+    def _tick(self) -> None:
+        """Ages move on: every second while they matter, else now and then."""
+        moment = self._monotonic()
+        if self._ui.toast is not None and moment >= self._ui.toast.until:
+            self._ui = replace(self._ui, toast=None)
+            self._paint()
+        elif self._view.stale or moment - self._painted_at >= AGES_EVERY_S:
+            self._paint()
+
+    def _paint_soon(self) -> None:
+        wait = self._painted_at + PAINT_EVERY_S - self._monotonic()
+        if wait <= 0:
+            self._paint()
+        elif not self._paint_due:
+            self._paint_due = True
+            self.set_timer(wait, self._paint)
+
+    def _paint(self) -> None:
+        self._paint_due = False
+        if not self.is_running or not self.screen_stack:
+            return
+        self._painted_at = self._monotonic()
+        canvases = self.screen.query(Canvas)
+        if canvases:
+            canvases.first().show(frame(self._view, self._look(), self._ui))
+
+    def _start(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def screen_text(self) -> str:
+        """What is on the screen, for tests."""
+        return "\n".join(plain(row) for row in self.canvas.lines)

@@ -1,0 +1,205 @@
+"""What the supervisor says, as frozen values. None means not available; the reason stands beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class NodeState(StrEnum):
+    STARTING = "STARTING"
+    EARNING = "EARNING"
+    IDLE = "IDLE"
+    WAITING = "WAITING"
+    PAUSED = "PAUSED"
+    DRAINING = "DRAINING"
+    DEGRADED = "DEGRADED"
+    OFFLINE = "OFFLINE"
+    UNKNOWN = "UNKNOWN"
+
+
+class Severity(StrEnum):
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class HubState(StrEnum):
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    OFFLINE = "offline"
+    REJECTED = "rejected"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """An error that somebody can act on."""
+
+    code: str
+    message: str
+    fix: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gate:
+    """One condition for taking work; open means that it lets work through."""
+
+    name: str
+    open: bool
+    reading: str
+    limit: str
+    next_change_at: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    id: str
+    name: str
+    version: str
+    state: NodeState
+    state_since: float | None
+    started_at: float | None
+    why: tuple[Gate, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hub:
+    state: HubState
+    address: str
+    rtt_ms: float | None
+    since: float | None
+    next_retry_at: float | None
+    error: Problem | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    id: str
+    kind: str
+    name: str
+    usable: bool
+    reason: str | None
+    slots: int
+    utilization: float | None
+    memory_used: int | None
+    memory_total: int | None
+    temperature_c: float | None
+    power_w: float | None
+    power_limit_w: float | None
+    workers: tuple[str, ...]
+    unavailable: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Worker:
+    id: str
+    job: str
+    job_name: str
+    epoch: int
+    rank: int
+    stages: tuple[int, ...]
+    device: str
+    state: str
+    pid: int | None
+    step: int | None
+    loss: float | None
+    tokens_per_second: float | None
+    compute_s: float
+    sync_s: float
+    wait_s: float
+    restarts: int
+    last_exit: str | None
+    rss: int | None
+    since: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parallel:
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    order: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Member:
+    rank: int
+    node: str
+    dp: int
+    tp: int
+    pp: int
+    cp: int
+    mine: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeerLink:
+    """Traffic of one of this node's ranks with a peer. `peer` -1 is the trainer."""
+
+    rank: int
+    peer: int
+    sent: int
+    received: int
+    sent_rate: float | None
+    received_rate: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    id: str
+    name: str
+    state: str
+    epoch: int
+    step: int | None
+    total_steps: int | None
+    loss: float | None
+    tokens_per_second: float | None
+    parallel: Parallel
+    members: tuple[Member, ...]
+    links: tuple[PeerLink, ...]
+    units: int
+
+    @property
+    def ended(self) -> bool:
+        return self.state == "ended"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Earnings:
+    confirmed_micro: int
+    confirmed_units: int
+    pending_units: int
+    today_micro: int
+    confirmed_at: float | None
+    price_note: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    at: float
+    severity: Severity
+    source: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """All sections. A section that is None has not come, or is not available (see `unavailable`)."""
+
+    node: Node | None = None
+    hub: Hub | None = None
+    devices: tuple[Device, ...] | None = None
+    workers: tuple[Worker, ...] | None = None
+    jobs: tuple[Job, ...] | None = None
+    earnings: Earnings | None = None
+    events: tuple[Event, ...] | None = None
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+    """What could not be read, each with its path."""
+
+    @property
+    def live_jobs(self) -> tuple[Job, ...]:
+        return tuple(job for job in self.jobs or () if not job.ended)

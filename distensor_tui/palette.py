@@ -1,0 +1,44 @@
+"""Tones as terminal styles: one dark palette; text that must be read has a contrast of at least 4.5 to 1."""
+
+from __future__ import annotations
+
+from rich.style import Style
+
+from distensor_tui.text import Tone
+
+BACKGROUND = "#0e1318"
+_INK = "#0e1318"
+
+_COLOURS: dict[Tone, tuple[str, bool]] = {
+    Tone.TEXT: ("#c9d4df", False),
+    Tone.STRONG: ("#f2f6fa", True),
+    Tone.DIM: ("#8695a5", False),
+    Tone.FAINT: ("#5d6b79", False),
+    Tone.BORDER: ("#31404f", False),
+    Tone.TITLE: ("#9fc6ea", True),
+    Tone.KEY: ("#f0b45e", True),
+    Tone.BRAND: ("#5cc8ff", True),
+    Tone.ACCENT: ("#5cc8ff", False),
+    Tone.GOOD: ("#63d690", True),
+    Tone.WARN: ("#f3c14b", False),
+    Tone.BAD: ("#ff7a72", True),
+    Tone.MINE: ("#63d690", True),
+    Tone.TRACK: ("#3a4855", False),
+    Tone.FILL: ("#1b4258", False),
+    Tone.COMPUTE: ("#5cc8ff", False),
+    Tone.SYNC: ("#c792ea", False),
+    Tone.WAIT: ("#7c8a98", False),
+    Tone.CURSOR: ("#ffffff", True),
+}
+_PILLS = {
+    Tone.PILL_GOOD: "#63d690",
+    Tone.PILL_WARN: "#f3c14b",
+    Tone.PILL_BAD: "#ff7a72",
+    Tone.PILL_CALM: "#8fb8de",
+}
+
+
+def styles() -> dict[Tone, Style]:
+    found = {tone: Style(color=colour, bgcolor=BACKGROUND, bold=bold) for tone, (colour, bold) in _COLOURS.items()}
+    pills = {tone: Style(color=_INK, bgcolor=colour, bold=True) for tone, colour in _PILLS.items()}
+    return found | pills

@@ -1,0 +1,109 @@
+"""The provider verbs' answers as plain text: no colours, no boxes, one fact a line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import tzinfo
+
+from distensor_tui import format as fmt
+from distensor_tui.absence import Absence
+from distensor_tui.model import Device, Gate, Hub, HubState, Job, Snapshot, Worker
+
+
+def absent(why: Absence) -> str:
+    return "\n".join([f"{why.title}.", why.detail, *(f"  {fix}" for fix in why.fix)])
+
+
+def status(snapshot: Snapshot, now: float, zone: tzinfo | None = None) -> str:
+    """Am I earning, how much, is the machine all right, what comes next."""
+    rows = [_node(snapshot, now), _hub(snapshot.hub, zone)]
+    rows += [_job(job) for job in snapshot.live_jobs] or ["job        none"]
+    rows += [_worker(worker) for worker in snapshot.workers or ()]
+    rows += [_device(device) for device in snapshot.devices or ()]
+    rows += _earnings(snapshot)
+    rows += [
+        f"closed     {_gate(gate, zone)}" for gate in (snapshot.node.why if snapshot.node else ()) if not gate.open
+    ]
+    rows += [f"not read   {problem}" for problem in snapshot.problems]
+    return "\n".join(rows)
+
+
+def why(snapshot: Snapshot, now: float, zone: tzinfo | None = None) -> str:
+    gates = snapshot.node.why if snapshot.node else ()
+    head = _node(snapshot, now)
+    return "\n".join([head, *(f"{'open' if g.open else 'CLOSED':<10} {_gate(g, zone)}" for g in gates)])
+
+
+def devices(snapshot: Snapshot, now: float, zone: tzinfo | None = None) -> str:
+    return "\n".join(_device(device) for device in snapshot.devices or ()) or "no devices"
+
+
+def jobs(snapshot: Snapshot, now: float, zone: tzinfo | None = None) -> str:
+    rows = [_job(job) for job in snapshot.jobs or ()] + [_worker(worker) for worker in snapshot.workers or ()]
+    return "\n".join(rows) or "no jobs"
+
+
+def earnings(snapshot: Snapshot, now: float, zone: tzinfo | None = None) -> str:
+    return "\n".join(_earnings(snapshot)) or "earnings   the hub has not said yet"
+
+
+def _node(snapshot: Snapshot, now: float) -> str:
+    node = snapshot.node
+    if node is None:
+        return "state      unknown"
+    since = f" for {fmt.span(now - node.state_since)}" if node.state_since is not None else ""
+    return f"state      {node.state}{since} ({node.name or node.id})"
+
+
+def _hub(hub: Hub | None, zone: tzinfo | None) -> str:
+    if hub is None:
+        return "hub        unknown"
+    if hub.state is HubState.CONNECTED:
+        rtt = "" if hub.rtt_ms is None else f", {hub.rtt_ms:.1f} ms"
+        return f"hub        connected to {hub.address}{rtt}"
+    since = f" since {fmt.hour(hub.since, zone)}" if hub.since is not None else ""
+    error = f": {hub.error.message}" if hub.error else ""
+    return f"hub        {hub.state} {hub.address}{since}{error}"
+
+
+def _job(job: Job) -> str:
+    step = "-" if job.step is None else f"{job.step:,}" + (f"/{job.total_steps:,}" if job.total_steps else "")
+    p = job.parallel
+    return (
+        f"job        {job.name or job.id}  {job.state}  step {step}  loss {fmt.loss(job.loss)}  "
+        f"{fmt.amount(job.tokens_per_second)} tok/s  dp={p.dp} tp={p.tp} pp={p.pp} cp={p.cp}"
+    )
+
+
+def _worker(worker: Worker) -> str:
+    stages = ",".join(map(str, worker.stages)) or "-"
+    tail = f"  last exit: {worker.last_exit} ({fmt.plural(worker.restarts, 'restart')})" if worker.last_exit else ""
+    step = "-" if worker.step is None else f"{worker.step:,}"
+    return f"worker     rank {worker.rank}  stage {stages}  {worker.device}  {worker.state}  step {step}{tail}"
+
+
+def _device(device: Device) -> str:
+    if not device.usable:
+        return f"device     {device.id}  {device.name}  not used: {device.reason or 'no reason given'}"
+    memory = fmt.memory_pair(device.memory_used, device.memory_total)
+    return f"device     {device.id}  {device.name}  {fmt.percent(device.utilization)}  memory {memory}"
+
+
+def _earnings(snapshot: Snapshot) -> list[str]:
+    found = snapshot.earnings
+    if found is None:
+        return []
+    return [
+        f"today      {fmt.credits(found.today_micro)} credits",
+        f"confirmed  {fmt.credits(found.confirmed_micro)} credits, {fmt.plural(found.confirmed_units, 'unit')}",
+        f"pending    {fmt.plural(found.pending_units, 'unit')}",
+    ]
+
+
+def _gate(gate: Gate, zone: tzinfo | None) -> str:
+    limit = f" (limit {gate.limit})" if gate.limit else ""
+    change = f", changes {fmt.hour(gate.next_change_at, zone)}" if gate.next_change_at is not None else ""
+    return f"{gate.name.replace('_', ' ')}: {gate.reading}{limit}{change}"
+
+
+Show = Callable[[Snapshot, float], str]

@@ -1,0 +1,241 @@
+"""From the sections of a snapshot or delta to the model. Tolerant: what is wrong is named and left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from distensor_tui.fields import Fields
+from distensor_tui.model import (
+    Device,
+    Earnings,
+    Event,
+    Gate,
+    Hub,
+    HubState,
+    Job,
+    Member,
+    Node,
+    NodeState,
+    Parallel,
+    PeerLink,
+    Problem,
+    Severity,
+    Snapshot,
+    Worker,
+)
+
+EVENTS_KEPT = 200
+
+
+def apply(snapshot: Snapshot, data: Mapping[str, Any], *, full: bool) -> Snapshot:
+    """The snapshot after an update. Sections that did not come stay as they were, unless it is full."""
+    base = Snapshot() if full else snapshot
+    problems: list[str] = []
+    changes: dict[str, Any] = {}
+    for name, read in _SECTIONS.items():
+        if name in data:
+            changes[name] = None if data[name] is None else read(data[name], problems)
+    if not changes and not full:
+        return base
+    kept = tuple(p for p in base.problems if p.split(".")[0].split("[")[0].split(":")[0] not in changes)
+    return replace(base, **changes, problems=(kept + tuple(problems))[:20])
+
+
+def _node(raw: Any, problems: list[str]) -> Node:
+    f = Fields(raw, "node", problems)
+    return Node(
+        id=f.text("id"),
+        name=f.text("name"),
+        version=f.text("version"),
+        state=_state(f.text("state"), problems),
+        state_since=f.number("state_since"),
+        started_at=f.number("started_at"),
+        why=tuple(_gate(gate) for gate in f.objects("why")),
+    )
+
+
+def _state(word: str, problems: list[str]) -> NodeState:
+    try:
+        return NodeState(word)
+    except ValueError:
+        problems.append(f"node.state: {word!r} is not a state that this version knows")
+        return NodeState.UNKNOWN
+
+
+def _gate(f: Fields) -> Gate:
+    return Gate(
+        name=f.text("gate"),
+        open=f.flag("open"),
+        reading=f.text("reading"),
+        limit=f.text("limit"),
+        next_change_at=f.number("next_change_at"),
+    )
+
+
+def _hub(raw: Any, problems: list[str]) -> Hub:
+    f = Fields(raw, "hub", problems)
+    word = f.text("state")
+    known = word in HubState.__members__.values()
+    return Hub(
+        state=HubState(word) if known else HubState.UNKNOWN,
+        address=f.text("address"),
+        rtt_ms=f.number("rtt_ms"),
+        since=f.number("since"),
+        next_retry_at=f.number("next_retry_at"),
+        error=_problem(f.object("error")) if f.has("error") else None,
+    )
+
+
+def _problem(f: Fields) -> Problem:
+    return Problem(code=f.text("code"), message=f.text("message"), fix=f.text("fix"))
+
+
+def _devices(raw: Any, problems: list[str]) -> tuple[Device, ...]:
+    return tuple(_device(f) for f in _items(raw, "devices", problems))
+
+
+def _device(f: Fields) -> Device:
+    return Device(
+        id=f.text("id", "?"),
+        kind=f.text("kind"),
+        name=f.text("name"),
+        usable=f.flag("usable"),
+        reason=f.maybe_text("reason"),
+        slots=f.count("slots"),
+        utilization=f.number("utilization"),
+        memory_used=f.whole("memory_used"),
+        memory_total=f.whole("memory_total"),
+        temperature_c=f.number("temperature_c"),
+        power_w=f.number("power_w"),
+        power_limit_w=f.number("power_limit_w"),
+        workers=f.texts("workers"),
+        unavailable=f.text_map("unavailable"),
+    )
+
+
+def _workers(raw: Any, problems: list[str]) -> tuple[Worker, ...]:
+    return tuple(_worker(f) for f in _items(raw, "workers", problems))
+
+
+def _worker(f: Fields) -> Worker:
+    return Worker(
+        id=f.text("id"),
+        job=f.text("job"),
+        job_name=f.text("job_name"),
+        epoch=f.count("epoch"),
+        rank=f.count("rank"),
+        stages=f.wholes("stages"),
+        device=f.text("device"),
+        state=f.text("state"),
+        pid=f.whole("pid"),
+        step=f.whole("step"),
+        loss=f.number("loss"),
+        tokens_per_second=f.number("tokens_per_second"),
+        compute_s=f.seconds("compute_s"),
+        sync_s=f.seconds("sync_s"),
+        wait_s=f.seconds("wait_s"),
+        restarts=f.count("restarts"),
+        last_exit=f.maybe_text("last_exit"),
+        rss=f.whole("rss"),
+        since=f.number("since"),
+    )
+
+
+def _jobs(raw: Any, problems: list[str]) -> tuple[Job, ...]:
+    return tuple(_job(f) for f in _items(raw, "jobs", problems))
+
+
+def _job(f: Fields) -> Job:
+    return Job(
+        id=f.text("id"),
+        name=f.text("name"),
+        state=f.text("state"),
+        epoch=f.count("epoch"),
+        step=f.whole("step"),
+        total_steps=f.whole("total_steps"),
+        loss=f.number("loss"),
+        tokens_per_second=f.number("tokens_per_second"),
+        parallel=_parallel(f.object("parallel")),
+        members=tuple(_member(m) for m in f.objects("members")),
+        links=tuple(_link(link) for link in f.objects("links")),
+        units=f.count("units"),
+    )
+
+
+def _parallel(f: Fields) -> Parallel:
+    sizes = {axis: max(1, f.count(axis, 1)) for axis in ("dp", "tp", "pp", "cp")}
+    return Parallel(order=f.text("order"), **sizes)
+
+
+def _member(f: Fields) -> Member:
+    return Member(
+        rank=f.count("rank"),
+        node=f.text("node"),
+        dp=f.count("dp"),
+        tp=f.count("tp"),
+        pp=f.count("pp"),
+        cp=f.count("cp"),
+        mine=f.flag("mine"),
+    )
+
+
+def _link(f: Fields) -> PeerLink:
+    return PeerLink(
+        rank=f.count("from"),
+        peer=f.count("to"),
+        sent=f.count("sent"),
+        received=f.count("received"),
+        sent_rate=f.number("sent_rate"),
+        received_rate=f.number("received_rate"),
+    )
+
+
+def _earnings(raw: Any, problems: list[str]) -> Earnings:
+    f = Fields(raw, "earnings", problems)
+    return Earnings(
+        confirmed_micro=f.count("confirmed_micro"),
+        confirmed_units=f.count("confirmed_units"),
+        pending_units=f.count("pending_units"),
+        today_micro=f.count("today_micro"),
+        confirmed_at=f.number("confirmed_at"),
+        price_note=f.text("price_note"),
+    )
+
+
+def _events(raw: Any, problems: list[str]) -> tuple[Event, ...]:
+    return tuple(_event(f) for f in _items(raw, "events", problems)[-EVENTS_KEPT:])
+
+
+def _event(f: Fields) -> Event:
+    word = f.text("severity", "info")
+    return Event(
+        at=f.seconds("at"),
+        severity=Severity(word) if word in Severity.__members__.values() else Severity.INFO,
+        source=f.text("source"),
+        text=f.text("text"),
+    )
+
+
+def _unavailable(raw: Any, problems: list[str]) -> dict[str, str]:
+    return Fields({"all": raw}, "unavailable", problems).text_map("all")
+
+
+def _items(raw: Any, name: str, problems: list[str]) -> list[Fields]:
+    if not isinstance(raw, list):
+        problems.append(f"{name}: a list was expected, got {type(raw).__name__}")
+        return []
+    return [Fields(item, f"{name}[{i}]", problems) for i, item in enumerate(raw)]
+
+
+_SECTIONS: dict[str, Callable[[Any, list[str]], Any]] = {
+    "node": _node,
+    "hub": _hub,
+    "devices": _devices,
+    "workers": _workers,
+    "jobs": _jobs,
+    "earnings": _earnings,
+    "events": _events,
+    "unavailable": _unavailable,
+}

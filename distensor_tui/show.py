@@ -1,0 +1,84 @@
+"""Put the dashboard together: source, clock, glyphs and terminal; or write one screen as SVG."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from distensor_tui import glyphs
+from distensor_tui.app import Dashboard
+from distensor_tui.client import Client
+from distensor_tui.clock import Now, system_monotonic, system_now
+from distensor_tui.plain import absent
+from distensor_tui.recording import Moment, Player, RecordingError, load
+from distensor_tui.scene import Screen
+
+UNAVAILABLE, DATA_ERROR, CANNOT_CREATE = 69, 65, 73
+FIRST_DATA_WITHIN_S = 10.0
+
+
+def dashboard(options: argparse.Namespace, path: Path, recording: Path | None) -> int:
+    """Show it until it is quit; the exit code."""
+    try:
+        moments = load(recording) if recording else None
+    except RecordingError as error:
+        sys.stderr.write(f"distensor: {error}\n")
+        return DATA_ERROR
+    app = _app(options, path, moments)
+    if options.screenshot:
+        return asyncio.run(_screenshot(app, options))
+    from distensor_tui.terminal import run
+
+    return run(app)
+
+
+def _app(options: argparse.Namespace, path: Path, moments: list[Moment] | None) -> Dashboard:
+    from distensor_tui.terminal import SafeDriver
+
+    playing: list[Player] = []
+    now: Now = (lambda: playing[0].now()) if moments else system_now
+    app = Dashboard(
+        name=options.replay or ("the recorded demo" if moments else str(path)),
+        now=now,
+        monotonic=system_monotonic,
+        glyphs=glyphs.ASCII if options.ascii else glyphs.for_terminal(os.environ),
+        screen=Screen(options.screen),
+        driver_class=SafeDriver,
+    )
+    if moments:
+        playing.append(Player(moments, app, monotonic=system_monotonic, ended=app.on_replay_end))
+        app.follow(playing[0], replay=True)
+    else:
+        app.follow(Client(path, app))
+    return app
+
+
+async def _screenshot(app: Dashboard, options: argparse.Namespace) -> int:
+    """Run without a terminal, watch the data for a while, write the screen."""
+    async with app.run_test(size=options.size) as pilot:
+        deadline = system_monotonic() + FIRST_DATA_WITHIN_S
+        while not app.view.has_data and app.view.feed.absence is None and system_monotonic() < deadline:
+            await pilot.pause(0.05)
+        if not app.view.has_data:
+            return _no_screenshot(app)
+        await pilot.pause(options.wait)
+        svg = app.export_screenshot(title="disTensor")
+    return _write(Path(options.screenshot), svg)
+
+
+def _write(path: Path, svg: str) -> int:
+    try:
+        path.write_text(svg, encoding="utf-8")
+    except OSError as error:
+        sys.stderr.write(f"distensor: cannot write {path}: {error.strerror}\n")
+        return CANNOT_CREATE
+    return 0
+
+
+def _no_screenshot(app: Dashboard) -> int:
+    why = app.view.feed.absence
+    sys.stderr.write(f"distensor: no screenshot: {absent(why) if why else 'no data came'}\n")
+    return why.exit_code if why else UNAVAILABLE

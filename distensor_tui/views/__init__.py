@@ -1,0 +1,1 @@
+"""Pure drawing: from the model to lines of text."""

@@ -1,0 +1,91 @@
+"""What this node has earned: confirmed by the hub, and pending."""
+
+from __future__ import annotations
+
+from distensor_tui import format as fmt
+from distensor_tui.model import Earnings, HubState
+from distensor_tui.scene import Look, View
+from distensor_tui.text import Line, Span, Tone, line
+from distensor_tui.views.draw import Column, Panel, labelled, paragraph, table
+
+LABEL = 11
+
+
+def panel(view: View, size: int, look: Look) -> Panel:
+    earnings = view.snapshot.earnings
+    if earnings is None:
+        reason = view.snapshot.unavailable.get("earnings")
+        text = f"Not available: {reason}" if reason else "The hub has not said yet."
+        return Panel("Earnings", "4", paragraph(text, size, Tone.DIM))
+    rows = _short(earnings) if look.narrow else _long(earnings, size)
+    return Panel("Earnings", "4", [*rows, *_hint(view, earnings, size)], _confirmed_at(view, earnings, look))
+
+
+def _confirmed_at(view: View, earnings: Earnings, look: Look) -> Line:
+    """When the hub last confirmed; a warning when it cannot any more."""
+    hub = view.snapshot.hub
+    when = fmt.hour(earnings.confirmed_at, look.zone)
+    if hub is not None and hub.state is not HubState.CONNECTED:
+        since = when if earnings.confirmed_at is not None else fmt.hour(hub.since, look.zone)
+        return line((f"{look.glyphs.warn} unconfirmed since {since}", Tone.WARN))
+    if earnings.confirmed_at is None:
+        return line(("not confirmed yet", Tone.DIM))
+    return line((f"{look.glyphs.ok} hub, {when}", Tone.DIM))
+
+
+def _short(earnings: Earnings) -> list[Line]:
+    return [
+        line(
+            ("today ", Tone.DIM),
+            (f"{fmt.short_credits(earnings.today_micro)} credits", Tone.GOOD),
+            ("   confirmed ", Tone.DIM),
+            fmt.short_credits(earnings.confirmed_micro),
+            (f" ({fmt.plural(earnings.confirmed_units, 'unit')})", Tone.DIM),
+            ("   pending ", Tone.DIM),
+            fmt.plural(earnings.pending_units, "unit"),
+        )
+    ]
+
+
+def _long(earnings: Earnings, size: int) -> list[Line]:
+    unit = line((" credits", Tone.DIM))
+    rows = [
+        labelled("today", (Span(f"{fmt.credits(earnings.today_micro):>12}", Tone.GOOD), *unit), LABEL),
+        labelled(
+            "confirmed",
+            (
+                Span(f"{fmt.credits(earnings.confirmed_micro):>12}", Tone.STRONG),
+                *unit,
+                Span(f"  {fmt.plural(earnings.confirmed_units, 'unit')}", Tone.DIM),
+            ),
+            LABEL,
+        ),
+        labelled(
+            "pending",
+            line(f"{earnings.pending_units:>12,}", (" units, no receipt", Tone.DIM)),
+            LABEL,
+        ),
+    ]
+    return rows + (paragraph(earnings.price_note, size, Tone.DIM) if earnings.price_note else [])
+
+
+def _hint(view: View, earnings: Earnings, size: int) -> list[Line]:
+    if earnings.confirmed_units or earnings.pending_units:
+        return []
+    return paragraph("Nothing yet: the first verified step brings the first credits.", size, Tone.DIM)
+
+
+COLUMNS = (Column("job", least=10), Column("state"), Column("epoch", right=True), Column("units claimed", right=True))
+
+
+def page(view: View, size: int) -> list[Line]:
+    """Header and one row per job with the units that this node claimed in it."""
+    jobs = view.snapshot.jobs or ()
+    rows: list[list[Span | str]] = [[job.name or job.id, job.state, str(job.epoch), f"{job.units:,}"] for job in jobs]
+    return table(COLUMNS, rows, size)
+
+
+EXPLANATION = (
+    "A unit is the work of one worker in one step. The hub credits it once, when the worker's claim and the "
+    "trainer's receipt agree. Pending units are claimed, but their receipt has not come yet."
+)

@@ -1,0 +1,242 @@
+"""The lines above and below the panels: who, in which state, what comes next, which keys."""
+
+from __future__ import annotations
+
+from distensor_tui import __version__
+from distensor_tui import format as fmt
+from distensor_tui.model import Gate, Hub, HubState, Node, NodeState
+from distensor_tui.scene import Look, Screen, Ui, View
+from distensor_tui.text import EMPTY, Line, Span, Tone, cells, join, line, pad, spread, width
+from distensor_tui.views.gates import label, next_change
+
+GAP = Span("   ")
+_PILLS = {
+    NodeState.EARNING: Tone.PILL_GOOD,
+    NodeState.IDLE: Tone.PILL_CALM,
+    NodeState.STARTING: Tone.PILL_CALM,
+    NodeState.WAITING: Tone.PILL_WARN,
+    NodeState.PAUSED: Tone.PILL_WARN,
+    NodeState.DRAINING: Tone.PILL_WARN,
+    NodeState.DEGRADED: Tone.PILL_BAD,
+    NodeState.OFFLINE: Tone.PILL_BAD,
+    NodeState.UNKNOWN: Tone.PILL_WARN,
+}
+
+
+def header(view: View, look: Look) -> list[Line]:
+    """One line where there is room, two on a small screen."""
+    node = view.snapshot.node
+    if node is None:
+        return [pad(join((_brand(), _source(view)), GAP), look.width)]
+    first = (_brand(), line((node.name or node.id, Tone.STRONG)), _state(node, look), _replay(view))
+    second = (_jobs(view, look), _hub(view.snapshot.hub, look), _uptime(node, look))
+    money = _money(view)
+    if look.width >= 110:
+        return [spread(join((*first, *second), GAP), (*money, Span(" ")), look.width)]
+    return [spread(join(first, GAP), (*money, Span(" ")), look.width), pad(_indent(join(second, GAP)), look.width)]
+
+
+def _indent(parts: Line) -> Line:
+    return (Span(" "), *parts)
+
+
+def _brand() -> Line:
+    return line((" disTensor", Tone.BRAND), (f" {__version__}", Tone.DIM))
+
+
+def _source(view: View) -> Line:
+    return line((view.feed.source, Tone.DIM)) if view.feed.source else EMPTY
+
+
+def _replay(view: View) -> Line:
+    if not view.feed.replay:
+        return EMPTY
+    return line((" RECORDING, ended " if view.feed.replay_ended else " RECORDING ", Tone.PILL_CALM))
+
+
+def _state(node: Node, look: Look) -> Line:
+    glyph = look.glyphs.states[node.state]
+    age = f" {fmt.coarse(look.now - node.state_since)}" if node.state_since is not None else ""
+    return line((f" {glyph} {node.state} ", _PILLS[node.state]), (age, Tone.DIM))
+
+
+def _jobs(view: View, look: Look) -> Line:
+    devices = view.snapshot.devices or ()
+    usable = sum(device.usable for device in devices)
+    text = f"{fmt.plural(len(view.snapshot.live_jobs), 'job')}, {usable}/{len(devices)} devices"
+    return line((text, Tone.TEXT if usable == len(devices) else Tone.WARN))
+
+
+def _hub(hub: Hub | None, look: Look) -> Line:
+    if hub is None:
+        return line(("hub ", Tone.DIM), "-")
+    tone, glyph = hub_mark(hub.state, look)
+    if hub.state is HubState.CONNECTED:
+        rtt = "" if hub.rtt_ms is None else f" {fmt.seconds(hub.rtt_ms / 1000) if hub.rtt_ms >= 1 else '< 1 ms'}"
+        return line(("hub ", Tone.DIM), (glyph, tone), rtt)
+    return line(("hub ", Tone.DIM), (f"{glyph} {hub.state}", tone))
+
+
+def hub_mark(state: HubState, look: Look) -> tuple[Tone, str]:
+    if state is HubState.CONNECTED:
+        return Tone.GOOD, look.glyphs.dot
+    if state is HubState.CONNECTING:
+        return Tone.WARN, look.glyphs.ring
+    return Tone.BAD, look.glyphs.no
+
+
+def _uptime(node: Node, look: Look) -> Line:
+    if node.started_at is None:
+        return EMPTY
+    return line(("up ", Tone.DIM), fmt.coarse(look.now - node.started_at))
+
+
+def _money(view: View) -> Line:
+    earnings = view.snapshot.earnings
+    if earnings is None:
+        return EMPTY
+    return line(("today ", Tone.DIM), (f"{fmt.short_credits(earnings.today_micro)} cr", Tone.GOOD))
+
+
+def notice(view: View, look: Look, ui: Ui) -> Line:
+    """The one line that says what matters most now, or what comes next."""
+    if ui.toast is not None:
+        return pad(line(" ", (ui.toast.text, ui.toast.tone)), look.width)
+    tone, text = (
+        (_stale(view, look) or _trouble(view, look) or _coming(view, look)) if view.has_data else (Tone.DIM, "")
+    )
+    mark = {Tone.BAD: look.glyphs.no, Tone.WARN: look.glyphs.warn}.get(tone, look.glyphs.right)
+    return pad(line((f" {mark} {_fitting(text, look.width - 3)}", tone)) if text else EMPTY, look.width)
+
+
+def _fitting(text: str, size: int) -> str:
+    """Leave out the last parts of a sentence, not half words, when the line is too short for all."""
+    parts = text.split("; ")
+    while len(parts) > 1 and cells("; ".join(parts)) > size:
+        parts.pop()
+    return "; ".join(parts)
+
+
+Said = tuple[Tone, str] | None
+
+
+def _stale(view: View, look: Look) -> Said:
+    if not view.stale:
+        return None
+    feed = view.feed
+    title = feed.absence.title if feed.absence else "Connecting to the supervisor again"
+    since = ""
+    if feed.last_at is not None:
+        since = f"; as of {fmt.hour(feed.last_at, look.zone)}, {fmt.span(look.now - feed.last_at)} ago"
+    fix = f"  ({' '.join(feed.absence.fix[0].split())})" if feed.absence else ""
+    return Tone.BAD, f"{title}{since}{fix}"
+
+
+def _trouble(view: View, look: Look) -> Said:
+    return _hub_trouble(view.snapshot.hub, look) or _state_trouble(view, look) or _worker_trouble(view) or _unread(view)
+
+
+def _hub_trouble(hub: Hub | None, look: Look) -> Said:
+    if hub is None or hub.state is HubState.CONNECTED:
+        return None
+    if hub.state is HubState.CONNECTING and hub.error is None:
+        return Tone.WARN, f"Connecting to the hub {hub.address}"
+    since = f" since {fmt.hour(hub.since, look.zone)}" if hub.since is not None else ""
+    word = "The hub refused this node" if hub.state is HubState.REJECTED else f"Hub {hub.address} {hub.state}"
+    retry = f"; next try {fmt.hour(hub.next_retry_at, look.zone, with_seconds=True)}" if hub.next_retry_at else ""
+    why = f": {hub.error.message}" if hub.error and hub.error.message else ""
+    fix = f" ({hub.error.fix})" if hub.error and hub.error.fix else ""
+    return (Tone.BAD if hub.state is HubState.REJECTED else Tone.WARN), f"{word}{since}{retry}{why}{fix}"
+
+
+_MEANING = {
+    NodeState.PAUSED: "Paused: this node takes no work and earns nothing",
+    NodeState.DRAINING: "Draining: running work finishes its step, no new work is taken",
+    NodeState.WAITING: "Waiting: a gate is closed",
+    NodeState.DEGRADED: "Degraded: something needs attention",
+    NodeState.OFFLINE: "Offline: no connection to the hub",
+    NodeState.UNKNOWN: "The supervisor is in a state that this dashboard does not know",
+}
+
+
+def _state_trouble(view: View, look: Look) -> Said:
+    node = view.snapshot.node
+    meaning = _MEANING.get(node.state) if node else None
+    if node is None or meaning is None:
+        return None
+    closed = [gate for gate in node.why if not gate.open]
+    reason = f" ({gate_reason(closed[0], look)})" if closed else _device_reason(view)
+    resume = "; press r to resume" if node.state is NodeState.PAUSED else "; press w for why"
+    return Tone.WARN, f"{meaning}{reason}{resume}"
+
+
+def gate_reason(gate: Gate, look: Look) -> str:
+    when = next_change(gate, look)
+    return f"{label(gate)}: {gate.reading}" + (f", {when}" if when else "")
+
+
+def _device_reason(view: View) -> str:
+    for worker in view.snapshot.workers or ():
+        if worker.state == "broken":
+            return f" (worker of rank {worker.rank} is broken: {worker.last_exit or 'no reason given'})"
+    for device in view.snapshot.devices or ():
+        if not device.usable and device.reason:
+            return f" ({device.id}: {device.reason})"
+    return ""
+
+
+def _worker_trouble(view: View) -> Said:
+    for worker in view.snapshot.workers or ():
+        if worker.state in ("broken", "backoff", "exited") and worker.last_exit:
+            return Tone.WARN, f"Worker of rank {worker.rank}: {worker.state}, last exit: {worker.last_exit}"
+    return None
+
+
+def _unread(view: View) -> Said:
+    problems = view.snapshot.problems
+    if not problems:
+        return None
+    return Tone.WARN, f"Part of the supervisor's data was not understood: {problems[0]}"
+
+
+def _coming(view: View, look: Look) -> tuple[Tone, str]:
+    """All is well: what comes next."""
+    jobs = view.snapshot.live_jobs
+    if not jobs:
+        return Tone.DIM, "All well. The next job comes from the hub as soon as a trainer asks for this node."
+    job = jobs[0]
+    name = job.name or job.id
+    if job.step is None:
+        return Tone.DIM, f"Next: {name} is starting; its first step follows when all ranks are connected."
+    left = view.history.seconds_left(job)
+    when = f", about {fmt.coarse(left)} left" if left is not None else ""
+    total = f" of {job.total_steps:,}" if job.total_steps else ""
+    return Tone.DIM, f"All well. {name} is at step {job.step:,}{total}{when}; then this node is free for the next job."
+
+
+def footer(look: Look, ui: Ui) -> Line:
+    if ui.typing:
+        keys = line(
+            ("  filter: ", Tone.DIM), (ui.filter + "_", Tone.STRONG), ("   Enter keeps it, Esc drops it", Tone.DIM)
+        )
+        return pad(keys, look.width)
+    screens = [_key(str(int(s)), s.title, active=s is ui.screen) for s in Screen]
+    actions = [_key(*pair) for pair in (("p", "pause"), ("r", "resume"), ("d", "drain"), ("w", "why"))]
+    last = [_key("?", "help"), _key("q", "quit view")]
+    candidates = [(screens, [*actions, *last], gap) for gap in ("  ", " ")]
+    candidates += [(_digits(ui), [*actions, *last], "  "), (_digits(ui), last, "  "), ([], last, "  ")]
+    bars = [_bar(first, second, gap) for first, second, gap in candidates]
+    return pad(next((b for b in bars if width(b) <= look.width), bars[-1]), look.width)
+
+
+def _bar(first: list[Line], second: list[Line], gap: str) -> Line:
+    groups = (join(first, Span(gap)), join(second, Span(gap)))
+    return (Span(" "), *join(groups, Span("   ")))
+
+
+def _digits(ui: Ui) -> list[Line]:
+    return [_key("1-7", f"screens ({ui.screen.title})")]
+
+
+def _key(key: str, what: str, *, active: bool = False) -> Line:
+    return line((key, Tone.KEY), (f" {what}", Tone.STRONG if active else Tone.DIM))

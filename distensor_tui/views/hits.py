@@ -1,0 +1,35 @@
+"""Every mouse action has a key: which key a click on a line stands for."""
+
+from __future__ import annotations
+
+from distensor_tui.text import Line, Tone, cells
+
+_NAMES = {"?": "question_mark", "Esc": "escape", "Enter": "enter", "/": "slash"}
+
+
+def key_at(row: Line, x: int) -> str | None:
+    """The key whose name or label is under the cell: 'p pause', or a panel's title 'Jobs 2'."""
+    index = _span_at(row, x)
+    if index is None or not row[index].text.strip():
+        return None
+    candidates = [index, index - 1]
+    if row[index].tone is Tone.TITLE:
+        candidates = [index + 1]
+    for i in candidates:
+        if 0 <= i < len(row) and row[i].tone is Tone.KEY:
+            return _key(row[i].text.strip())
+    return None
+
+
+def _span_at(row: Line, x: int) -> int | None:
+    position = 0
+    for i, span in enumerate(row):
+        position += cells(span.text)
+        if x < position:
+            return i
+    return None
+
+
+def _key(text: str) -> str | None:
+    text = _NAMES.get(text, text)
+    return text if len(text) == 1 or text in _NAMES.values() else None

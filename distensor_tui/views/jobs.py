@@ -1,0 +1,223 @@
+"""Jobs and this node's workers in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distensor_tui import format as fmt
+from distensor_tui.model import HubState, Job, Worker
+from distensor_tui.scene import Look, View
+from distensor_tui.text import EMPTY, Line, Span, Tone, fill, join, line, spread, width
+from distensor_tui.views.draw import Column, Panel, bar, paragraph, sparkline, table
+
+_GOOD, _BUSY, _BAD = {"training", "running"}, {"starting", "loading", "ready", "waiting", "draining"}, {"broken"}
+SPLIT_CELLS = 12
+
+
+def panel(view: View, size: int, look: Look) -> Panel:
+    jobs, workers = view.snapshot.live_jobs, view.snapshot.workers or ()
+    if view.snapshot.jobs is None and view.snapshot.workers is None:
+        return Panel("Jobs", "2", paragraph("Waiting for the supervisor's list of jobs...", size, Tone.DIM))
+    if not jobs and not workers:
+        return Panel("Jobs", "2", empty(view, size))
+    rows = [row for job in jobs for row in _job_rows(job, view, size, look)]
+    note = line((fmt.plural(len(workers), "worker"), Tone.DIM))
+    return Panel("Jobs", "2", rows + _worker_rows(workers, size, look), note)
+
+
+def empty(view: View, size: int) -> list[Line]:
+    """No job: say what has to happen for one to come."""
+    hub = view.snapshot.hub
+    if hub is not None and hub.state is not HubState.CONNECTED:
+        text = "No job. The hub is not connected, so none can come."
+    elif view.snapshot.node is not None and any(not gate.open for gate in view.snapshot.node.why):
+        text = "No job. A gate is closed (press w), so the hub gives this node none."
+    else:
+        text = "No job. This node is ready; the hub gives it work as soon as a trainer asks for it."
+    return paragraph(text, size, Tone.DIM)
+
+
+def _job_rows(job: Job, view: View, size: int, look: Look) -> list[Line]:
+    head = line(
+        (job.name or job.id, Tone.STRONG),
+        (f"  {job.state}", Tone.GOOD if job.state == "running" else Tone.WARN),
+        (f"  epoch {job.epoch}  ", Tone.DIM),
+    )
+    left = view.history.seconds_left(job)
+    tail = line((f"  {fmt.coarse(left)} left", Tone.DIM)) if left is not None else EMPTY
+    if look.narrow:
+        return [(*head, *_steps(job, size - width(head) - width(tail), 24, look), *tail), _curve(job, view, size, look)]
+    return [spread(head, tail, size), _steps(job, size, size, look), _curve(job, view, size, look)]
+
+
+def _steps(job: Job, room: int, longest: int, look: Look) -> Line:
+    """'step 120/600' and a gauge of it."""
+    if job.step is None:
+        return line(("no step yet", Tone.DIM))
+    if not job.total_steps:
+        return line(("step ", Tone.DIM), (f"{job.step:,}", Tone.STRONG))
+    text = line(("step ", Tone.DIM), (f"{job.step:,}", Tone.STRONG), (f"/{job.total_steps:,} ", Tone.DIM))
+    gauge = min(longest, room - width(text) - 5)
+    share = job.step / job.total_steps
+    if gauge < 5:
+        return text
+    return (*text, *bar(share, gauge, look.glyphs), Span(f" {fmt.percent(share):>4}"))
+
+
+def _curve(job: Job, view: View, size: int, look: Look) -> Line:
+    rest = join(
+        (
+            line((fmt.amount(job.tokens_per_second), Tone.STRONG), (" tok/s", Tone.DIM)),
+            line((f"{job.units:,}", Tone.STRONG), (" units", Tone.DIM)),
+        ),
+        Span("   "),
+    )
+    start = line(("loss ", Tone.DIM), (fmt.loss(job.loss), Tone.STRONG), " ")
+    room = min(32, size - width(start) - width(rest) - 3)
+    curve = sparkline(view.history.losses(job.id), room, look.glyphs)
+    return (*start, Span(fill(curve, max(0, room)) + "  ", Tone.ACCENT), *rest)
+
+
+COLUMNS = (
+    Column("worker", least=8),
+    Column("rank", right=True),
+    Column("stage", right=True),
+    Column("device", least=4),
+    Column("state", least=7),
+    Column("step", right=True),
+    Column("tok/s", right=True),
+    Column("memory", right=True),
+)
+
+
+def _worker_rows(workers: Sequence[Worker], size: int, look: Look) -> list[Line]:
+    if not workers:
+        return paragraph("None of its workers runs here now.", size, Tone.DIM)
+    narrow = size < 90
+    columns = [c for c in COLUMNS if not (narrow and c.title in ("worker", "memory"))]
+    skip = {i for i, c in enumerate(COLUMNS) if c not in columns}
+    cells = [[c for i, c in enumerate(_cells(w, look)) if i not in skip] for w in workers]
+    head, *body = table(columns, cells, size)
+    room = min(28, size - width(head) - 2)
+    if room >= SPLIT_CELLS:
+        head = (*head, Span("  " + "compute/sync/wait"[:room], Tone.DIM))
+        body = [(*row, Span("  "), *split_bar(w, room, look)) for row, w in zip(body, workers, strict=True)]
+    return [head, *_with_exits(body, workers, look)]
+
+
+def _with_exits(body: Sequence[Line], workers: Sequence[Worker], look: Look) -> list[Line]:
+    """Below each worker that was restarted: why its last process ended."""
+    rows: list[Line] = []
+    for row, worker in zip(body, workers, strict=True):
+        rows.append(row)
+        if worker.last_exit:
+            text = f"  {look.glyphs.warn} last exit: {worker.last_exit} ({fmt.plural(worker.restarts, 'restart')})"
+            rows.append(line((text, Tone.BAD if worker.state in _BAD else Tone.WARN)))
+    return rows
+
+
+def _cells(worker: Worker, look: Look) -> list[Span | str]:
+    return [
+        worker.id,
+        str(worker.rank),
+        stages(worker),
+        worker.device,
+        Span(f"{look.glyphs.dot} {worker.state}", state_tone(worker.state)),
+        "-" if worker.step is None else f"{worker.step:,}",
+        fmt.amount(worker.tokens_per_second),
+        fmt.memory(worker.rss),
+    ]
+
+
+def stages(worker: Worker) -> str:
+    return ",".join(map(str, worker.stages)) or "-"
+
+
+def state_tone(state: str) -> Tone:
+    if state in _GOOD:
+        return Tone.GOOD
+    return Tone.ACCENT if state in _BUSY else Tone.BAD
+
+
+def split_bar(worker: Worker, size: int, look: Look) -> Line:
+    """Where the time of a step goes, as one bar of three colours."""
+    parts = (worker.compute_s, worker.sync_s, worker.wait_s)
+    total = sum(parts)
+    if total <= 0:
+        return line(("-", Tone.DIM))
+    compute, sync = (round(size * part / total) for part in parts[:2])
+    wait = size - compute - sync
+    glyphs = look.glyphs
+    return line(
+        (glyphs.bar * compute, Tone.COMPUTE),
+        (glyphs.stitch * sync, Tone.SYNC),
+        (glyphs.track * max(0, wait), Tone.WAIT),
+    )
+
+
+JOB_COLUMNS = (
+    Column("job", least=10),
+    Column("state"),
+    Column("epoch", right=True),
+    Column("step", right=True),
+    Column("loss", right=True),
+    Column("tok/s", right=True),
+    Column("parallel", least=10),
+    Column("nodes", right=True),
+    Column("units", right=True),
+)
+
+
+def page(view: View, size: int) -> list[Line]:
+    """Header and one row per job, the ended ones too."""
+    return table(JOB_COLUMNS, [_job_cells(job) for job in view.snapshot.jobs or ()], size)
+
+
+def _job_cells(job: Job) -> list[Span | str]:
+    step = "-" if job.step is None else f"{job.step:,}"
+    return [
+        Span(job.name or job.id, Tone.STRONG),
+        Span(job.state, Tone.GOOD if job.state == "running" else Tone.DIM),
+        str(job.epoch),
+        f"{step}/{job.total_steps:,}" if job.total_steps else step,
+        fmt.loss(job.loss),
+        fmt.amount(job.tokens_per_second),
+        parallel(job),
+        str(len({member.node for member in job.members})),
+        f"{job.units:,}",
+    ]
+
+
+def parallel(job: Job) -> str:
+    p = job.parallel
+    return f"DP {p.dp} x TP {p.tp} x PP {p.pp} x CP {p.cp}"
+
+
+def workers_page(view: View, size: int, look: Look) -> list[Line]:
+    workers = view.snapshot.workers or ()
+    return _worker_rows(workers, size, look) if workers else [line(("no workers", Tone.DIM))]
+
+
+def detail(job: Job, view: View) -> list[tuple[str, str]]:
+    facts = [
+        ("job", job.name or job.id),
+        ("id", job.id),
+        ("state", job.state),
+        ("epoch", str(job.epoch)),
+        ("parallel", parallel(job) + (f"  order {job.parallel.order}" if job.parallel.order else "")),
+        ("step", "-" if job.step is None else f"{job.step:,} of {job.total_steps or '?'}"),
+        ("loss", fmt.loss(job.loss)),
+        ("speed", f"{fmt.amount(job.tokens_per_second)} tok/s"),
+        ("units here", f"{job.units:,}"),
+    ]
+    mine = [w for w in view.snapshot.workers or () if w.job == job.id]
+    return facts + [(f"rank {w.rank}", worker_line(w)) for w in mine]
+
+
+def worker_line(worker: Worker) -> str:
+    """One sentence about a worker, for details and plain text."""
+    parts = [f"{worker.state} on {worker.device}", f"stage {stages(worker)}"]
+    parts += [f"pid {worker.pid}"] if worker.pid is not None else []
+    parts += [fmt.memory(worker.rss)] if worker.rss is not None else []
+    parts += [f"last exit: {worker.last_exit}"] if worker.last_exit else []
+    return ", ".join(parts)

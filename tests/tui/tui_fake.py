@@ -1,0 +1,287 @@
+"""A supervisor for the dashboard's tests: the protocol over a real Unix socket, and data that a real one could send."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+NOW = 1_790_000_000.0
+"""2026-09-21 14:13:20 UTC."""
+
+HELLO: dict[str, Any] = {
+    "type": "hello",
+    "schema_version": 1,
+    "server_version": "0.1.0",
+    "node": "atlas-3",
+    "pid": 4242,
+}
+
+
+def gate(
+    name: str, *, is_open: bool = True, reading: str = "", limit: str = "", at: float | None = None
+) -> dict[str, Any]:
+    return {"gate": name, "open": is_open, "reading": reading, "limit": limit, "next_change_at": at}
+
+
+def node(state: str = "EARNING", **changes: Any) -> dict[str, Any]:
+    return {
+        "id": "node-7f3a",
+        "name": "atlas-3",
+        "version": "0.1.0",
+        "state": state,
+        "state_since": NOW - 754,
+        "started_at": NOW - 274_320,
+        "why": [
+            gate("user_pause", reading="not paused"),
+            gate("devices", reading="2 of 2 usable", limit="at least 1 usable"),
+            gate("hub", reading="connected", limit="connected"),
+            gate("workers", reading="no worker in trouble"),
+        ],
+        **changes,
+    }
+
+
+def hub(state: str = "connected", **changes: Any) -> dict[str, Any]:
+    return {
+        "state": state,
+        "address": "hub.example.net:50051",
+        "rtt_ms": 23.4 if state == "connected" else None,
+        "since": NOW - 9000,
+        "next_retry_at": None,
+        "error": None,
+        **changes,
+    }
+
+
+def device(device_id: str = "cpu", **changes: Any) -> dict[str, Any]:
+    return {
+        "id": device_id,
+        "kind": "cpu",
+        "name": "AMD Ryzen 9 7950X",
+        "usable": True,
+        "reason": None,
+        "slots": 2,
+        "utilization": 0.62,
+        "memory_used": 18 << 30,
+        "memory_total": 64 << 30,
+        "temperature_c": None,
+        "power_w": None,
+        "power_limit_w": None,
+        "workers": [],
+        "unavailable": {"temperature_c": "no sensor", "power_w": "no sensor"},
+        **changes,
+    }
+
+
+def gpu(**changes: Any) -> dict[str, Any]:
+    facts = {
+        "kind": "cuda",
+        "name": "NVIDIA RTX 4090",
+        "slots": 1,
+        "utilization": 0.94,
+        "memory_used": int(18.2 * (1 << 30)),
+        "memory_total": 24 << 30,
+        "temperature_c": 72.0,
+        "power_w": 318.0,
+        "power_limit_w": 450.0,
+        "workers": ["w-1"],
+        "unavailable": {},
+    }
+    return device("gpu0", **(facts | changes))
+
+
+def worker(rank: int = 1, **changes: Any) -> dict[str, Any]:
+    return {
+        "id": f"w-{rank}",
+        "job": "job-1",
+        "job_name": "llama-1b",
+        "epoch": 1,
+        "rank": rank,
+        "stages": [rank % 2],
+        "device": "gpu0" if rank == 1 else "cpu",
+        "state": "running",
+        "pid": 5000 + rank,
+        "step": 18204,
+        "loss": 2.4131,
+        "tokens_per_second": 4812.0,
+        "compute_s": 0.41,
+        "sync_s": 0.12,
+        "wait_s": 0.05,
+        "restarts": 0,
+        "last_exit": None,
+        "rss": 812 << 20,
+        "since": NOW - 700,
+        **changes,
+    }
+
+
+def member(
+    rank: int, node_name: str, *, dp: int, pp: int, mine: bool = False, tp: int = 0, cp: int = 0
+) -> dict[str, Any]:
+    return {"rank": rank, "node_id": node_name, "node": node_name, "dp": dp, "tp": tp, "pp": pp, "cp": cp, "mine": mine}
+
+
+def link(rank: int, peer: int, sent_rate: float | None = 1.2e6, received_rate: float | None = 9.1e5) -> dict[str, Any]:
+    return {
+        "from": rank,
+        "to": peer,
+        "sent": 86 << 20,
+        "received": 61 << 20,
+        "sent_rate": sent_rate,
+        "received_rate": received_rate,
+    }
+
+
+def job(**changes: Any) -> dict[str, Any]:
+    return {
+        "id": "job-1",
+        "name": "llama-1b",
+        "state": "running",
+        "epoch": 1,
+        "step": 18204,
+        "total_steps": 20000,
+        "loss": 2.4131,
+        "tokens_per_second": 4812.0,
+        "parallel": {"dp": 2, "tp": 1, "pp": 2, "cp": 1, "order": "dp-pp-cp-tp"},
+        "members": [
+            member(0, "bolt-1", dp=0, pp=0),
+            member(1, "atlas-3", dp=0, pp=1, mine=True),
+            member(2, "atlas-3", dp=1, pp=0, mine=True),
+            member(3, "kite-2", dp=1, pp=1),
+        ],
+        "links": [link(1, 0), link(2, 3, 4.2e5, 3.9e5), link(1, 3, 2.1e6, 2.1e6), link(1, -1, 12_000, 640)],
+        "units": 1840,
+        **changes,
+    }
+
+
+def earnings(**changes: Any) -> dict[str, Any]:
+    return {
+        "confirmed_micro": 12_345_000,
+        "confirmed_units": 3086,
+        "pending_units": 6,
+        "today_micro": 1_840_000,
+        "confirmed_at": NOW - 2,
+        "price_note": "1 unit = 1000 micro-credits per micro-batch",
+        **changes,
+    }
+
+
+def event(ago: float, text: str, severity: str = "info", source: str = "worker") -> dict[str, Any]:
+    return {"at": NOW - ago, "severity": severity, "source": source, "text": text}
+
+
+def events() -> list[dict[str, Any]]:
+    return [
+        event(754, "joined the hub hub.example.net:50051", source="hub"),
+        event(730, "assigned ranks 1 and 2 of llama-1b, epoch 1", source="hub"),
+        event(722, "rank 1 is ready on gpu0"),
+        event(721, "rank 2 is ready on cpu"),
+        event(300, "rank 2 was killed by signal 9 (SIGKILL); restart 1", "warning"),
+        event(4, "checkpoint of step 18200 written", source="job"),
+    ]
+
+
+def snapshot(**sections: Any) -> dict[str, Any]:
+    """A node that earns: two devices, two workers, one job over three nodes."""
+    return {
+        "node": node(),
+        "hub": hub(),
+        "devices": [gpu(), device(workers=["w-2"])],
+        "workers": [worker(1), worker(2, restarts=1, last_exit="killed by signal 9 (SIGKILL)")],
+        "jobs": [job()],
+        "earnings": earnings(),
+        "events": events(),
+        **sections,
+    }
+
+
+def hostile() -> dict[str, Any]:
+    """Every text that a stranger can choose is one that crashes naive markup."""
+    words = ["[00] x", "[red]", "[/]", "[b"]
+    bad = " ".join(words)
+    return snapshot(
+        node=node("PAUSED", name="[red]n[/]", why=[gate("[b", is_open=False, reading=bad, limit="[/]")]),
+        hub=hub("offline", error={"code": "[b", "message": bad, "fix": "[/]"}),
+        devices=[gpu(name="[00] x"), device("[b", usable=False, reason="[/] [red]")],
+        workers=[worker(1, job_name="[b", state="[red]", last_exit="[/]"), worker(2)],
+        jobs=[job(name="[00] x", members=[member(0, "[/]", dp=0, pp=0), member(1, "[b", dp=0, pp=1, mine=True)])],
+        earnings=earnings(price_note=bad),
+        events=[event(i, word, source="[b") for i, word in enumerate(words)],
+    )
+
+
+Responder = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def agree(request: dict[str, Any]) -> dict[str, Any]:
+    return {"ok": True, "result": {}}
+
+
+class FakeSupervisor:
+    """Serves one socket. `requests` holds what clients asked; `push` sends an update to all of them."""
+
+    def __init__(self, path: Path, data: dict[str, Any] | None = None, hello: dict[str, Any] | None = None) -> None:
+        self.path, self.data, self.hello = path, data if data is not None else snapshot(), hello or HELLO
+        self.requests: list[dict[str, Any]] = []
+        self.respond: Responder = agree
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.AbstractServer | None = None
+        self._seq = 1
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_unix_server(self._serve, self.path)
+
+    async def stop(self) -> None:
+        """End like a killed supervisor: the socket file stays, nobody listens."""
+        assert self._server is not None
+        self._server.close()
+        for writer in list(self._writers):
+            writer.close()
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    @property
+    def clients(self) -> int:
+        return len(self._writers)
+
+    def push(self, **sections: Any) -> None:
+        self.data = {**self.data, **sections}
+        self._seq += 1
+        for writer in self._writers:
+            self._send(writer, {"type": "delta", "seq": self._seq, "data": sections})
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        self._send(writer, self.hello)
+        self._send(writer, {"type": "snapshot", "seq": 1, "data": self.data})
+        try:
+            while line := await reader.readline():
+                request = json.loads(line)
+                self.requests.append(request)
+                self._send(writer, {"type": "response", "id": request["id"], **self.respond(request)})
+        except ConnectionError:
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    def _send(self, writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+        if not writer.is_closing():
+            writer.write(json.dumps(message).encode() + b"\n")
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    path: Path, data: dict[str, Any] | None = None, hello: dict[str, Any] | None = None
+) -> AsyncIterator[FakeSupervisor]:
+    fake = FakeSupervisor(path, data, hello)
+    await fake.start()
+    try:
+        yield fake
+    finally:
+        await fake.stop()
