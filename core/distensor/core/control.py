@@ -79,7 +79,7 @@ class MeshNode:
     connected: bool
     """True only while the stream is open and a heartbeat has been answered on it."""
     free_slots: int
-    seconds_since_heartbeat: Reading[float] = Unavailable(reason="no heartbeat yet")
+    seconds_since_heartbeat: Reading[float]
     confirmed_micro: int = 0
 
 

@@ -58,7 +58,7 @@ def _serve(emitter: Emitter, mailbox: Mailbox, assignment: WorkerAssignment) -> 
     except MemoryError as error:
         emitter.failed(FailureCode.OUT_OF_MEMORY, error)
         return ExitCode.INTERNAL
-    except Exception as error:  # the last line of a process: name the error for the supervisor, then end
+    except Exception as error:  # noqa: BLE001 - the last line of a process: name the error for the supervisor, then end
         traceback.print_exc()
         emitter.failed(FailureCode.ERROR, f"{type(error).__name__}: {error}")
         return ExitCode.INTERNAL

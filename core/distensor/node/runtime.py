@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -304,10 +305,8 @@ def _close_on_abort(plane: DataPlane) -> Callable[[], None]:
     over = threading.Event()
 
     def watch() -> None:
-        try:
+        with contextlib.suppress(TransportError):
             receive_named(plane, DRIVER_RANK, Channel.CONTROL, ABORT_SEQUENCE, None)
-        except TransportError:
-            pass
         if not over.is_set():
             plane.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -50,7 +51,7 @@ def _ranges(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
     edges = [start]
     for index in range(parts):
         edges.append(edges[-1] + size + (1 if index < larger else 0))
-    return list(zip(edges, edges[1:], strict=False))
+    return list(itertools.pairwise(edges))
 
 
 def row_count(flat: Mapping[str, Tensor], row_major: Sequence[str]) -> int:

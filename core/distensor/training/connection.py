@@ -238,7 +238,7 @@ class JobConnection:
         where = f"rank {rank} on node {self.member(rank).node_name!r}" if rank >= 0 else "the trainer's own link"
         return WorkerLostError(
             f"job {self.topology.job_name!r} lost {where}: {why}. "
-            "The job's state is on its workers and this version cannot replace one in a running job; start the job again"
+            "This version cannot replace a worker in a running job; start the job again"
         )
 
     def _exit_of(self, update: JobUpdate) -> WorkerChange | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -89,10 +90,8 @@ class Child:
 
     def ask_to_stop(self) -> None:
         if self._process.stdin is not None and not self._process.stdin.closed:
-            try:
+            with contextlib.suppress(BrokenPipeError):  # it is gone already
                 self._process.stdin.close()
-            except BrokenPipeError:
-                pass  # it is gone already
 
     def terminate(self) -> None:
         if self.running:

@@ -12,8 +12,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from distensor.core.errors import FrameError
-from distensor.transport.plane import DataPlane, Message
-from distensor.transport.tags import Channel, Tag
+from distensor.transport.plane import DataPlane
+from distensor.transport.types import Channel, Message, Tag
 from distensor.transport.tensors import decode_named, encode_named
 
 if TYPE_CHECKING:
