@@ -1,1 +1,35 @@
-"""Not filled yet."""
+"""The peer-to-peer data plane. Importing this loads no torch; `tensors` and `c10d` do."""
+
+from __future__ import annotations
+
+from distensor.transport.link import SendHandle
+from distensor.transport.listener import Listener
+from distensor.transport.plane import DataPlane
+from distensor.transport.types import (
+    Address,
+    Buffer,
+    Channel,
+    Credentials,
+    FrameLimits,
+    LinkStats,
+    Message,
+    PeerId,
+    Tag,
+    Timeouts,
+)
+
+__all__ = [
+    "DataPlane",
+    "Listener",
+    "SendHandle",
+    "PeerId",
+    "Address",
+    "Credentials",
+    "Channel",
+    "Tag",
+    "Message",
+    "Buffer",
+    "Timeouts",
+    "FrameLimits",
+    "LinkStats",
+]

@@ -1,0 +1,163 @@
+"""Being dialed: strangers may be slow, wrong or hostile, and must never delay a peer.
+
+Each connection proves itself in a thread of its own within a fixed time; beyond a fixed number of unproven ones the
+oldest is dropped. Once every expected peer is there, connections are closed unread.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from distensor.core.clock import Clock
+from distensor.core.errors import HandshakeError
+from distensor.transport.handshake import Lane, RefusedError, answer, secure_accepted
+from distensor.transport.listener import Listener, WakeUp
+from distensor.transport.types import PeerId, Timeouts
+from distensor.transport.wire import cut_off
+
+_MOST_UNPROVEN = 64
+_SWEEP_EVERY = 0.25
+
+
+class Lanes(Protocol):
+    """Where proven connections go."""
+
+    def reserve(self, rank: int, lane: Lane) -> str | None:
+        """Keep this lane for the caller, or say why not."""
+
+    def release(self, rank: int, lane: Lane) -> None:
+        """The connection broke before it was added."""
+
+    def add(self, rank: int, lane: Lane, tls: ssl.SSLSocket) -> None:
+        """The lane is open."""
+
+    def wants_more(self) -> bool:
+        """Whether any peer is still expected to dial."""
+
+
+@dataclass(slots=True, eq=False)
+class _Unproven:
+    connection: socket.socket
+    until: float
+
+
+@dataclass(slots=True, eq=False)
+class Acceptor:
+    """Watches the listener in a thread of its own."""
+
+    listener: Listener
+    context: ssl.SSLContext
+    me: PeerId
+    expected: frozenset[int]
+    timeouts: Timeouts
+    clock: Clock
+    lanes: Lanes
+    refused: deque[str] = field(default_factory=lambda: deque(maxlen=8))
+    """The latest reasons why a connection was turned away."""
+    _wake: WakeUp = field(default_factory=WakeUp)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _unproven: dict[_Unproven, None] = field(default_factory=dict)
+    _stopped: bool = False
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="distensor-accept", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._wake.close()
+        self._drop(lambda _: True)
+
+    def _run(self) -> None:
+        while not self._stopped:
+            connection = self.listener.accept(self._wake.receiver, _SWEEP_EVERY)
+            now = self.clock.monotonic()
+            self._drop(lambda unproven: unproven.until < now)  # noqa: B023 - called at once
+            if connection is None:
+                continue
+            if self._stopped or not self.lanes.wants_more():
+                connection.close()
+            else:
+                self._prove(connection, now + self.timeouts.handshake)
+
+    def _prove(self, connection: socket.socket, until: float) -> None:
+        unproven = _Unproven(connection, until)
+        with self._lock:
+            if len(self._unproven) >= _MOST_UNPROVEN:
+                oldest = next(iter(self._unproven))
+                del self._unproven[oldest]
+                cut_off(oldest.connection)
+            self._unproven[unproven] = None
+        threading.Thread(target=self._meet, args=(unproven,), name="distensor-handshake", daemon=True).start()
+
+    def _drop(self, which: Callable[[_Unproven], bool]) -> None:
+        with self._lock:
+            for unproven in [candidate for candidate in self._unproven if which(candidate)]:
+                del self._unproven[unproven]
+                cut_off(unproven.connection)
+
+    def _meet(self, unproven: _Unproven) -> None:
+        try:
+            self._admit(self._wrap(unproven))
+        except (HandshakeError, OSError) as error:
+            self.refused.append(str(error) or type(error).__name__)
+        finally:
+            with self._lock:
+                self._unproven.pop(unproven, None)
+
+    def _wrap(self, unproven: _Unproven) -> ssl.SSLSocket:
+        """TLS around the connection; the object that may be cut off from outside changes with it."""
+        raw = unproven.connection
+        try:
+            raw.settimeout(self.timeouts.handshake)
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            tls = self.context.wrap_socket(raw, server_side=True, do_handshake_on_connect=False)
+        except BaseException:
+            raw.close()
+            raise
+        with self._lock:
+            unproven.connection = tls
+            dropped = unproven not in self._unproven
+        if dropped:
+            tls.close()
+            raise ConnectionAbortedError("dropped: too slow, or too many others that proved nothing")
+        return tls
+
+    def _admit(self, tls: ssl.SSLSocket) -> None:
+        """Recognise the peer and hand its connection over; closes it otherwise."""
+        try:
+            rank, lane = self._recognise(tls)
+            self._welcome(tls, rank, lane)
+        except BaseException:
+            tls.close()
+            raise
+        self.lanes.add(rank, lane, tls)
+
+    def _recognise(self, tls: ssl.SSLSocket) -> tuple[int, Lane]:
+        try:
+            rank, lane = secure_accepted(tls, me=self.me, expected=self.expected)
+            refusal = self.lanes.reserve(rank, lane)
+            if refusal is not None:
+                raise RefusedError(refusal)
+        except RefusedError as error:
+            answer(tls, self.me, str(error))
+            raise
+        return rank, lane
+
+    def _welcome(self, tls: ssl.SSLSocket, rank: int, lane: Lane) -> None:
+        try:
+            answer(tls, self.me, None)
+            tls.settimeout(None)
+        except OSError:
+            self.lanes.release(rank, lane)
+            raise

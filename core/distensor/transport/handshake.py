@@ -1,0 +1,121 @@
+"""How two peers meet: TLS with certificates both ways, then one frame each way.
+
+The dialer opens two connections and says HELLO with the lane number of each; the listener answers WELCOME, or REFUSED
+with the reason in words. After that each lane carries frames in one direction only.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from enum import IntEnum
+
+from distensor.core.errors import FrameError, HandshakeError
+from distensor.transport.frames import FrameKind
+from distensor.transport.identity import check_identity, peer_identity
+from distensor.transport.types import FrameLimits, PeerId, peer_name
+from distensor.transport.wire import WireClosedError, WireReader, WireWriter
+
+_LIMITS = FrameLimits(header=1024, body=0, queued=0)
+
+
+class Lane(IntEnum):
+    """Which way a connection carries frames."""
+
+    FROM_DIALER = 0
+    TO_DIALER = 1
+
+
+class RetryableHandshakeError(HandshakeError):
+    """The connection broke before anybody was recognised; worth another try."""
+
+
+class RefusedError(HandshakeError):
+    """A recognised member of the authority that may not have this connection; it is told why."""
+
+
+def secure_dialed(
+    raw: socket.socket, context: ssl.SSLContext, *, me: PeerId, expected: int, lane: Lane
+) -> ssl.SSLSocket:
+    """The dialer's half. `raw` must have a timeout set; it is closed on failure.
+
+    Raises:
+        HandshakeError: the other end is not the peer it should be, or refuses us.
+        OSError: the connection broke or took too long.
+    """
+    tls = context.wrap_socket(raw, do_handshake_on_connect=False)
+    try:
+        _shake(tls)
+        _check(tls, me=me, expected=expected)
+        WireWriter(tls, me.epoch).signal(FrameKind.HELLO, slot=lane)
+        _await_welcome(tls, me)
+    except BaseException:
+        tls.close()
+        raise
+    return tls
+
+
+def _await_welcome(tls: ssl.SSLSocket, me: PeerId) -> None:
+    try:
+        prefix, text, _ = WireReader(tls, me.epoch, _LIMITS).frame()
+    except WireClosedError as error:
+        raise RetryableHandshakeError("the peer closed the connection during the handshake") from error
+    except ssl.SSLError as error:
+        raise HandshakeError(f"the peer refuses our certificate: {error.reason or error}") from error
+    except FrameError as error:
+        raise HandshakeError(f"the peer answered what is not our protocol: {error}") from error
+    if prefix.kind is FrameKind.REFUSED:
+        raise HandshakeError(f"the peer refuses us: {text.decode(errors='replace')}")
+    if prefix.kind is not FrameKind.WELCOME:
+        raise HandshakeError(f"the peer answered {prefix.kind.name} to HELLO; expected WELCOME")
+
+
+def secure_accepted(tls: ssl.SSLSocket, *, me: PeerId, expected: frozenset[int]) -> tuple[int, Lane]:
+    """The listener's half up to the answer: who dialed, and which lane this is.
+
+    Raises:
+        RefusedError: a peer that has no business dialing us; answer it.
+        HandshakeError: a stranger.
+        OSError: the connection broke or took too long.
+    """
+    _shake(tls)
+    try:
+        found = peer_identity(tls)
+        check_identity(found, me=me)
+        if found.rank not in expected:
+            raise HandshakeError(f"{peer_name(found.rank)} has no connection to open to {peer_name(me.rank)}")
+        return found.rank, _read_hello(tls, me)
+    except HandshakeError as error:
+        raise RefusedError(str(error)) from error
+
+
+def _read_hello(tls: ssl.SSLSocket, me: PeerId) -> Lane:
+    try:
+        prefix, _, _ = WireReader(tls, me.epoch, _LIMITS).frame()
+    except FrameError as error:
+        raise HandshakeError(str(error)) from error
+    if prefix.kind is not FrameKind.HELLO or prefix.tag.slot not in frozenset(Lane):
+        raise HandshakeError(f"expected HELLO with lane 0 or 1, got {prefix.kind.name} with {prefix.tag.slot}")
+    return Lane(prefix.tag.slot)
+
+
+def answer(tls: ssl.SSLSocket, me: PeerId, refusal: str | None) -> None:
+    """WELCOME, or REFUSED with its reason."""
+    kind = FrameKind.WELCOME if refusal is None else FrameKind.REFUSED
+    WireWriter(tls, me.epoch).signal(kind, (refusal or "").encode()[: _LIMITS.header])
+
+
+def _shake(tls: ssl.SSLSocket) -> None:
+    try:
+        tls.do_handshake()
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
+        raise RetryableHandshakeError("the connection was closed during the TLS handshake") from error
+    except ssl.SSLError as error:
+        raise HandshakeError(f"TLS handshake failed: {error.reason or error}") from error
+
+
+def _check(tls: ssl.SSLSocket, *, me: PeerId, expected: int) -> None:
+    found = peer_identity(tls)
+    check_identity(found, me=me)
+    if found.rank != expected:
+        raise HandshakeError(f"the peer is {found.uri}; expected {peer_name(expected)}")

@@ -1,0 +1,225 @@
+"""The connections to one peer: a sender thread for one direction, a reader thread for the other."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from distensor.core.errors import FrameError, PeerLostError, TransportTimeoutError
+from distensor.transport.frames import FrameKind, encode_prefix
+from distensor.transport.mailbox import Mailbox
+from distensor.transport.types import Buffer, FrameLimits, LinkStats, Message, Tag, peer_name
+from distensor.transport.wire import WireReader, WireWriter, cut_off
+
+GOODBYE_REASON = "it closed the connection with a goodbye"
+_GRACE_FOR_GOODBYE = 0.03
+"""How long a failed send waits for a goodbye that may be on its way on the other connection."""
+
+
+class SendHandle:
+    """A message on its way out. Its buffers must not change before `wait` returns."""
+
+    __slots__ = ("_done", "_error", "_what")
+
+    def __init__(self, what: str) -> None:
+        self._done = threading.Event()
+        self._error: PeerLostError | None = None
+        self._what = what
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return once the bytes are with the operating system.
+
+        Raises:
+            PeerLostError: the peer was lost before that.
+            TransportTimeoutError: it took longer than `timeout`.
+        """
+        if not self._done.wait(timeout):
+            raise TransportTimeoutError(f"{self._what} was not sent within {timeout:g} s")
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    def finish(self, error: PeerLostError | None = None) -> None:
+        self._error = error
+        self._done.set()
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    handle: SendHandle | None
+    kind: FrameKind
+    head: bytes = b""
+    buffers: Sequence[memoryview] = ()
+
+
+OnLost = Callable[[int, str, bool], None]
+"""Called with (rank, reason, said goodbye), from any thread, possibly more than once."""
+
+
+@dataclass(slots=True, eq=False)
+class PeerLink:
+    """Everything about one connected peer."""
+
+    rank: int
+    epoch: int
+    outbound: ssl.SSLSocket
+    inbound: ssl.SSLSocket
+    mailbox: Mailbox
+    limits: FrameLimits
+    on_lost: OnLost
+    _writer: WireWriter = field(init=False)
+    _reader: WireReader = field(init=False)
+    _queue: deque[_Outgoing] = field(init=False, default_factory=deque)
+    _wake: threading.Condition = field(init=False, default_factory=threading.Condition)
+    _ended: str | None = field(init=False, default=None)
+    _sending: bool = field(init=False, default=False)
+    _threads: tuple[threading.Thread, threading.Thread] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._writer = WireWriter(self.outbound, self.epoch)
+        self._reader = WireReader(self.inbound, self.epoch, self.limits)
+        self._threads = (self._thread(self._send_loop, "to"), self._thread(self._read_loop, "from"))
+
+    def _thread(self, run: Callable[[], None], direction: str) -> threading.Thread:
+        return threading.Thread(target=run, name=f"distensor-{direction}-{peer_name(self.rank)}", daemon=True)
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, tag: Tag, header: bytes, buffers: Sequence[Buffer]) -> SendHandle:
+        views = [memoryview(buffer).cast("B") for buffer in buffers]
+        body = sum(len(view) for view in views)
+        if len(header) > self.limits.header or body > self.limits.body:
+            raise FrameError(
+                f"a message of {len(header)} header and {body} body bytes is over the limits of "
+                f"{self.limits.header} and {self.limits.body}; send it in parts"
+            )
+        head = encode_prefix(FrameKind.DATA, self.epoch, tag, len(header), body) + header
+        handle = SendHandle(f"the message {tag} to {peer_name(self.rank)}")
+        self._enqueue(_Outgoing(handle, FrameKind.DATA, head, views))
+        return handle
+
+    def keep_alive(self) -> None:
+        """Say that we are there, unless something is on its way anyway."""
+        with self._wake:
+            if not self._queue and not self._sending and self._ended is None:
+                self._queue.append(_Outgoing(None, FrameKind.KEEP_ALIVE))
+                self._wake.notify()
+
+    def say_goodbye(self) -> None:
+        with self._wake:
+            if self._ended is None:
+                self._queue.append(_Outgoing(None, FrameKind.GOODBYE))
+                self._wake.notify()
+
+    def _enqueue(self, item: _Outgoing) -> None:
+        with self._wake:
+            if self._ended is not None:
+                raise PeerLostError(self.rank, self._ended)
+            self._queue.append(item)
+            self._wake.notify()
+
+    @property
+    def sending(self) -> bool:
+        return self._sending
+
+    @property
+    def stats(self) -> LinkStats:
+        return LinkStats(
+            bytes_sent=self._writer.bytes_sent,
+            bytes_received=self._reader.bytes_received,
+            messages_sent=self._writer.messages_sent,
+            messages_received=self._reader.messages_received,
+        )
+
+    def end(self, reason: str) -> None:
+        """Stop both directions; what is still queued fails."""
+        with self._wake:
+            if self._ended is None:
+                self._ended = reason
+            self._wake.notify()
+        cut_off(self.outbound)
+        cut_off(self.inbound)
+
+    def join_sender(self, timeout: float) -> None:
+        self._threads[0].join(timeout)
+
+    def join(self, timeout: float) -> None:
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout)
+
+    def _next(self) -> _Outgoing | None:
+        with self._wake:
+            self._sending = False
+            self._wake.wait_for(lambda: self._queue or self._ended is not None)
+            if self._ended is not None:
+                return None
+            self._sending = True
+            return self._queue.popleft()
+
+    def _send_loop(self) -> None:
+        item: _Outgoing | None = None
+        try:
+            while (item := self._next()) is not None:
+                self._send_one(item)
+                if item.kind is FrameKind.GOODBYE:
+                    break
+        except OSError as error:
+            self._threads[1].join(_GRACE_FOR_GOODBYE)
+            self.on_lost(self.rank, f"sending failed: {error}", False)
+        finally:
+            self._fail_queued(item)
+            self.outbound.close()
+
+    def _send_one(self, item: _Outgoing) -> None:
+        if item.kind is FrameKind.DATA:
+            self._writer.data(item.head, item.buffers)
+        else:
+            self._writer.signal(item.kind)
+        if item.handle is not None:
+            item.handle.finish()
+
+    def _fail_queued(self, current: _Outgoing | None) -> None:
+        with self._wake:
+            if self._ended is None:
+                self._ended = "the connection was closed here"
+            left = [*([] if current is None else [current]), *self._queue]
+            self._queue.clear()
+        for item in left:
+            if item.handle is not None and not item.handle.done:
+                item.handle.finish(PeerLostError(self.rank, self._ended))
+
+    def _read_loop(self) -> None:
+        reason, goodbye = "", False
+        try:
+            while self._read_one():
+                pass
+            reason, goodbye = GOODBYE_REASON, True
+        except FrameError as error:
+            reason = f"it sent what is not a frame: {error}"
+        except OSError as error:
+            reason = str(error) or type(error).__name__
+        except MemoryError:
+            reason = "no memory for its next message"
+        finally:
+            self.on_lost(self.rank, reason or "the reader of its messages failed", goodbye)
+            self.inbound.close()
+
+    def _read_one(self) -> bool:
+        """Take one frame; False after a goodbye."""
+        prefix, header, body = self._reader.frame()
+        if prefix.kind is FrameKind.DATA:
+            self.mailbox.put(self.rank, prefix.tag, Message(header, body))
+        elif prefix.kind is not FrameKind.KEEP_ALIVE:
+            if prefix.kind is FrameKind.GOODBYE:
+                return False
+            raise FrameError(f"a {prefix.kind.name} frame after the handshake")
+        return True

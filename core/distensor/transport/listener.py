@@ -1,0 +1,76 @@
+"""The port that peers dial. It exists before the certificate does: its number is part of asking for one."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+
+from distensor.core.errors import ConfigError
+from distensor.transport.types import Address
+
+_BACKLOG = 128
+
+
+class Listener:
+    """A bound, listening TCP socket."""
+
+    __slots__ = ("_socket", "address")
+
+    def __init__(self, bound: socket.socket) -> None:
+        self._socket = bound
+        host, port = bound.getsockname()[:2]
+        self.address = Address(host=host, port=port)
+
+    @classmethod
+    def bind(cls, host: str, port: int = 0) -> Listener:
+        """Listen on `host`; port 0 takes a free one.
+
+        Raises:
+            ConfigError: the address is taken, or is none of this machine.
+        """
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            bound = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {Address(host=host, port=port)}: {error}; choose an address of this machine and a "
+                "free port (0 takes any)"
+            ) from error
+        bound.setblocking(False)
+        return cls(bound)
+
+    def accept(self, wake: socket.socket, timeout: float) -> socket.socket | None:
+        """The next connection, or None after `timeout` seconds, when `wake` is readable, or when it went away."""
+        ready, _, _ = select.select([self._socket, wake], [], [], timeout)
+        if self._socket not in ready:
+            return None
+        try:
+            connection, _ = self._socket.accept()
+        except OSError:
+            # Gone before we took it, or no file descriptor left: neither ends the listening.
+            return None
+        connection.setblocking(True)
+        return connection
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class WakeUp:
+    """Makes a thread in `Listener.accept` return."""
+
+    __slots__ = ("_lock", "_ours", "receiver")
+
+    def __init__(self) -> None:
+        self._ours, self.receiver = socket.socketpair()
+        self._lock = threading.Lock()
+
+    def set(self) -> None:
+        with self._lock:
+            if self._ours.fileno() >= 0:
+                self._ours.close()
+
+    def close(self) -> None:
+        self.set()
+        self.receiver.close()

@@ -1,0 +1,170 @@
+"""Queues of received messages, one per (peer, tag), and the threads that wait on them."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from distensor.core.errors import FrameError, PeerLostError, TransportTimeoutError
+from distensor.transport.types import Channel, Message, Tag, peer_name
+
+Key = tuple[int, Tag]
+Arrival = tuple[int, Tag, Message]
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """A thread asleep until its message arrives or a peer it depends on is lost."""
+
+    wants: Callable[[int, Tag], bool]
+    concerns: Callable[[int], bool]
+    woken: threading.Lock = field(default_factory=threading.Lock)
+    arrival: Arrival | None = None
+    lost: PeerLostError | None = None
+
+    def __post_init__(self) -> None:
+        self.woken.acquire()
+
+    def wake(self) -> None:
+        self.woken.release()
+
+
+class Mailbox:
+    """Messages in, messages out; a lost peer wakes every waiter that needs it."""
+
+    def __init__(self, *, queued_limit: int) -> None:
+        self._queued_limit = queued_limit
+        self._lock = threading.Lock()
+        self._queues: dict[Key, deque[Message]] = {}
+        self._queued_bytes: dict[int, int] = {}
+        self._lost: dict[int, str] = {}
+        self._exact: dict[Key, deque[_Waiter]] = {}
+        self._open: list[_Waiter] = []
+
+    def put(self, peer: int, tag: Tag, message: Message) -> None:
+        """Deliver a message, to a waiting thread or into its queue.
+
+        Raises:
+            FrameError: the peer has sent more than anybody here asked for.
+        """
+        with self._lock:
+            waiter = self._take_waiter(peer, tag)
+            if waiter is None:
+                self._enqueue(peer, tag, message)
+                return
+            waiter.arrival = (peer, tag, message)
+            waiter.wake()
+
+    def _take_waiter(self, peer: int, tag: Tag) -> _Waiter | None:
+        exact = self._exact.get((peer, tag))
+        if exact:
+            waiter = exact.popleft()
+            if not exact:
+                del self._exact[peer, tag]
+            return waiter
+        for index, candidate in enumerate(self._open):
+            if candidate.wants(peer, tag):
+                return self._open.pop(index)
+        return None
+
+    def _enqueue(self, peer: int, tag: Tag, message: Message) -> None:
+        queued = self._queued_bytes.get(peer, 0) + _size(message)
+        if queued > self._queued_limit:
+            raise FrameError(
+                f"{peer_name(peer)} has {queued} bytes of unread messages here; the limit is {self._queued_limit}"
+            )
+        self._queued_bytes[peer] = queued
+        self._queues.setdefault((peer, tag), deque()).append(message)
+
+    def get(self, peer: int, tag: Tag, timeout: float | None) -> Message:
+        """The next message of `peer` with `tag`."""
+        key = (peer, tag)
+        with self._lock:
+            if key in self._queues:
+                return self._dequeue(key)
+            self._raise_if_lost(peer)
+            waiter = _Waiter(wants=lambda *_: True, concerns=lambda lost: lost == peer)
+            self._exact.setdefault(key, deque()).append(waiter)
+        return self._await(waiter, timeout, f"{peer_name(peer)} to send {tag}")[2]
+
+    def get_any(self, channel: Channel, timeout: float | None, peers: Collection[int] | None) -> Arrival:
+        """The oldest message on `channel` of any of `peers` (None: of all)."""
+
+        def concerns(peer: int) -> bool:
+            return peers is None or peer in peers
+
+        def wants(peer: int, tag: Tag) -> bool:
+            return tag.channel == channel and concerns(peer)
+
+        with self._lock:
+            for key in self._queues:
+                if wants(*key):
+                    return (*key, self._dequeue(key))
+            for peer in self._lost:
+                if concerns(peer):
+                    self._raise_if_lost(peer)
+            waiter = _Waiter(wants=wants, concerns=concerns)
+            self._open.append(waiter)
+        return self._await(waiter, timeout, f"a message on {channel.name.lower()}")
+
+    def _dequeue(self, key: Key) -> Message:
+        queue = self._queues[key]
+        message = queue.popleft()
+        if not queue:
+            del self._queues[key]
+        self._queued_bytes[key[0]] -= _size(message)
+        return message
+
+    def _await(self, waiter: _Waiter, timeout: float | None, what: str) -> Arrival:
+        woken = waiter.woken.acquire(timeout=-1 if timeout is None else max(timeout, 0.0))
+        if not woken:
+            with self._lock:
+                self._forget(waiter)
+        if waiter.arrival is not None:
+            return waiter.arrival
+        if waiter.lost is not None:
+            raise waiter.lost
+        raise TransportTimeoutError(f"waited {timeout:g} s for {what}; nothing came")
+
+    def _forget(self, waiter: _Waiter) -> None:
+        if waiter in self._open:
+            self._open.remove(waiter)
+        for key, waiters in list(self._exact.items()):
+            if waiter in waiters:
+                waiters.remove(waiter)
+                if not waiters:
+                    del self._exact[key]
+
+    def fail(self, peer: int, reason: str) -> bool:
+        """Record that `peer` is lost and wake who waits for it. False when it was lost already."""
+        with self._lock:
+            if peer in self._lost:
+                return False
+            self._lost[peer] = reason
+            waiters = [*self._open, *(waiter for queue in self._exact.values() for waiter in queue)]
+            for waiter in waiters:
+                if waiter.concerns(peer):
+                    self._forget(waiter)
+                    waiter.lost = PeerLostError(peer, reason)
+                    waiter.wake()
+            return True
+
+    def lost(self) -> Mapping[int, str]:
+        with self._lock:
+            return dict(self._lost)
+
+    def check(self, peer: int) -> None:
+        """Raise PeerLostError if `peer` is lost."""
+        with self._lock:
+            self._raise_if_lost(peer)
+
+    def _raise_if_lost(self, peer: int) -> None:
+        reason = self._lost.get(peer)
+        if reason is not None:
+            raise PeerLostError(peer, reason)
+
+
+def _size(message: Message) -> int:
+    return len(message.header) + len(message.body)

@@ -1,0 +1,254 @@
+"""`DataPlane`: one process's connections to all its peers."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from distensor.core.clock import SYSTEM_CLOCK, Clock
+from distensor.core.errors import PeerLostError, TransportError, TransportTimeoutError
+from distensor.core.ids import DRIVER_RANK
+from distensor.transport.acceptor import Acceptor
+from distensor.transport.dialer import Dialer
+from distensor.transport.handshake import Lane
+from distensor.transport.identity import client_context, server_context
+from distensor.transport.keeper import Keeper
+from distensor.transport.lanes import LaneTable
+from distensor.transport.link import PeerLink, SendHandle
+from distensor.transport.listener import Listener
+from distensor.transport.mailbox import Mailbox
+from distensor.transport.types import (
+    Buffer,
+    Channel,
+    Credentials,
+    FrameLimits,
+    LinkStats,
+    Message,
+    PeerId,
+    Peers,
+    Tag,
+    Timeouts,
+    peer_name,
+)
+
+_CLOSED_HERE = "the data plane was closed here"
+_JOIN = 5.0
+
+
+class DataPlane:
+    """Messages to and from peers, by rank and tag. Safe for any number of threads."""
+
+    def __init__(self, me: PeerId, *, timeouts: Timeouts, limits: FrameLimits, clock: Clock) -> None:
+        self.me = me
+        self.timeouts = timeouts
+        self._limits = limits
+        self._clock = clock
+        self._mailbox = Mailbox(queued_limit=limits.queued)
+        self._links: dict[int, PeerLink] = {}
+        self._changed = threading.Condition()
+        self._failure: TransportError | None = None
+        self._departed: set[int] = set()
+        self._closing = threading.Event()
+        self._lanes = LaneTable(self._add_link)
+        self._acceptor: Acceptor | None = None
+        self._dialers: list[Dialer] = []
+        self._threads: list[threading.Thread] = []
+
+    @classmethod
+    def open(
+        cls,
+        me: PeerId,
+        credentials: Credentials,
+        listener: Listener | None,
+        peers: Peers,
+        *,
+        timeouts: Timeouts | None = None,
+        limits: FrameLimits | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        driver: bool = True,
+    ) -> DataPlane:
+        """Connect to everybody and return when all are there.
+
+        A rank dials every peer above it and is dialed by those below and by the driver; the driver dials all.
+        `driver=False` is for a mesh without one. The listener stays the caller's; it is watched until `close`.
+
+        Raises:
+            HandshakeError: a peer is not who it should be, or refuses us.
+            TransportTimeoutError: somebody is not there after `timeouts.connect` seconds.
+            PeerLostError: a peer went away again meanwhile.
+        """
+        plane = cls(me, timeouts=timeouts or Timeouts(), limits=limits or FrameLimits(), clock=clock)
+        try:
+            plane._meet(credentials, listener, peers, driver)
+        except BaseException:
+            plane.close()
+            raise
+        return plane
+
+    # -- messages ----------------------------------------------------------------------------------------------
+
+    def send(self, peer: int, tag: Tag, header: bytes = b"", buffers: Sequence[Buffer] = ()) -> SendHandle:
+        """Queue a message. `buffers` are sent as they are, one after the other; leave them unchanged until the handle
+        says so.
+
+        Raises:
+            PeerLostError: the peer is lost.
+        """
+        self._mailbox.check(peer)
+        return self._link(peer).send(tag, header, buffers)
+
+    def recv(self, peer: int, tag: Tag, timeout: float | None = None) -> Message:
+        """The next message with exactly this tag. Messages that arrived before a peer was lost can still be taken.
+
+        Raises:
+            PeerLostError: the peer is lost and no such message is there.
+            TransportTimeoutError: nothing came within `timeout` seconds (None: wait as long as the peer lives).
+        """
+        self._link(peer)
+        return self._mailbox.get(peer, tag, timeout)
+
+    def recv_any(
+        self, channel: Channel, timeout: float | None = None, *, peers: Collection[int] | None = None
+    ) -> tuple[int, Tag, Message]:
+        """The oldest message on a channel, whoever sent it.
+
+        Raises:
+            PeerLostError: nothing is there and one of `peers` (None: of all) is lost.
+            TransportTimeoutError: nothing came within `timeout` seconds.
+        """
+        return self._mailbox.get_any(channel, timeout, peers)
+
+    # -- the state of the links --------------------------------------------------------------------------------
+
+    @property
+    def peers(self) -> frozenset[int]:
+        return frozenset(self._links)
+
+    def stats(self) -> dict[int, LinkStats]:
+        """Bytes and messages per peer, counted where they enter and leave the sockets."""
+        return {rank: link.stats for rank, link in self._links.items()}
+
+    def lost(self) -> Mapping[int, str]:
+        """Lost peers and why; those that said goodbye are among them."""
+        return self._mailbox.lost()
+
+    def departed(self) -> frozenset[int]:
+        """The lost peers that closed in good order."""
+        with self._changed:
+            return frozenset(self._departed)
+
+    def check(self, peer: int) -> None:
+        """Raise PeerLostError if `peer` is lost."""
+        self._mailbox.check(peer)
+
+    def close(self) -> None:
+        """Say goodbye, let queued messages leave for up to `timeouts.goodbye` seconds, and end every thread."""
+        self._closing.set()
+        if self._acceptor is not None:
+            self._acceptor.stop()
+        for dialer in self._dialers:
+            dialer.interrupt()
+        for link in self._links.values():
+            link.say_goodbye()
+        deadline = self._clock.monotonic() + self.timeouts.goodbye
+        for link in self._links.values():
+            link.join_sender(max(0.0, deadline - self._clock.monotonic()))
+        for rank in list(self._links):
+            self._lose(rank, _CLOSED_HERE, False)
+        for link in self._links.values():
+            link.join(_JOIN)
+        for thread in self._threads:
+            thread.join(_JOIN)
+        self._lanes.close()
+
+    def __enter__(self) -> DataPlane:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _link(self, peer: int) -> PeerLink:
+        try:
+            return self._links[peer]
+        except KeyError:
+            known = ", ".join(peer_name(rank) for rank in sorted(self._links))
+            raise TransportError(
+                f"{peer_name(peer)} is no peer of {peer_name(self.me.rank)}; connected: {known or 'nobody'}"
+            ) from None
+
+    # -- meeting -----------------------------------------------------------------------------------------------
+
+    def _meet(self, credentials: Credentials, listener: Listener | None, peers: Peers, driver: bool) -> None:
+        dialed = {rank: address for rank, address in peers.items() if rank > self.me.rank}
+        awaited = {rank for rank in peers if DRIVER_RANK < rank < self.me.rank}
+        if driver and self.me.rank != DRIVER_RANK:
+            awaited.add(DRIVER_RANK)
+        deadline = self._clock.monotonic() + self.timeouts.connect
+        self._lanes.expect({*dialed, *awaited})
+        if listener is not None:
+            self._listen(listener, credentials, frozenset(awaited))
+        context = client_context(credentials)
+        for rank, address in dialed.items():
+            self._dial(Dialer(self.me, rank, address, context, deadline, self._clock, self._closing))
+        keeper = Keeper(lambda: self._links, self.timeouts.silent, self._lose, self._closing)
+        self._spawn("keeper", keeper.run)
+        self._await({*dialed, *awaited}, deadline)
+
+    def _listen(self, listener: Listener, credentials: Credentials, awaited: frozenset[int]) -> None:
+        context = server_context(credentials)
+        self._acceptor = Acceptor(listener, context, self.me, awaited, self.timeouts, self._clock, self._lanes)
+        self._acceptor.start()
+
+    def _dial(self, dialer: Dialer) -> None:
+        def run() -> None:
+            try:
+                self._lanes.add(dialer.rank, Lane.FROM_DIALER, dialer.lane(Lane.FROM_DIALER), dialed=True)
+                self._lanes.add(dialer.rank, Lane.TO_DIALER, dialer.lane(Lane.TO_DIALER), dialed=True)
+            except TransportError as error:
+                self._fail(error)
+
+        self._dialers.append(dialer)
+        self._spawn(f"dial-{dialer.rank}", run)
+
+    def _spawn(self, name: str, run: Callable[[], None]) -> None:
+        thread = threading.Thread(target=run, name=f"distensor-{name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _add_link(self, rank: int, outbound: ssl.SSLSocket, inbound: ssl.SSLSocket) -> None:
+        link = PeerLink(rank, self.me.epoch, outbound, inbound, self._mailbox, self._limits, self._lose)
+        with self._changed:
+            self._links = {**self._links, rank: link}
+            link.start()
+            self._changed.notify_all()
+
+    def _fail(self, error: TransportError) -> None:
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
+
+    def _lose(self, rank: int, reason: str, goodbye: bool) -> None:
+        with self._changed:
+            if self._mailbox.fail(rank, reason) and goodbye:
+                self._departed.add(rank)
+            self._changed.notify_all()
+        self._links[rank].end(reason)
+
+    def _await(self, wanted: set[int], deadline: float) -> None:
+        with self._changed:
+            while (missing := wanted - self._links.keys()) and self._failure is None and not self._mailbox.lost():
+                remaining = deadline - self._clock.monotonic()
+                if remaining <= 0:
+                    raise TransportTimeoutError(self._describe_missing(missing))
+                self._changed.wait(remaining)
+            if missing and self._failure is not None:
+                raise self._failure
+            for rank, reason in self._mailbox.lost().items():
+                raise PeerLostError(rank, reason)
+
+    def _describe_missing(self, missing: set[int]) -> str:
+        names = ", ".join(peer_name(rank) for rank in sorted(missing))
+        refused = list(self._acceptor.refused) if self._acceptor is not None else []
+        detail = f"; turned away here: {'; '.join(refused[-3:])}" if refused else ""
+        return f"not connected after {self.timeouts.connect:g} s: {names}{detail}"

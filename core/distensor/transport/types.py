@@ -1,0 +1,119 @@
+"""The values that callers of the data plane hold in their hands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple, TypeAlias
+
+from distensor.core.ids import DRIVER_RANK, Epoch, JobId, Rank, data_plane_uri
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeerId:
+    """One place on the data plane: who a peer is, as its certificate says it."""
+
+    job_id: JobId
+    epoch: Epoch
+    rank: Rank
+
+    @property
+    def uri(self) -> str:
+        return data_plane_uri(self.job_id, self.epoch, self.rank)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Address:
+    """Where a peer listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Credentials:
+    """Our key and certificate for one place, and the authority that both ends trust."""
+
+    key_pem: bytes = field(repr=False)
+    certificate_pem: str
+    authority_pem: str
+
+
+class Channel(IntEnum):
+    """What a message is about; messages of different channels never wait for each other."""
+
+    CONTROL = 1
+    REPLY = 2
+    ACTIVATION = 3
+    GRADIENT = 4
+    COLLECTIVE = 5
+    TIED = 6
+    META = 7
+    P2P = 8
+
+
+class Tag(NamedTuple):
+    """Which message of a peer is meant. Messages with equal tags keep their order."""
+
+    channel: Channel
+    step: int = 0
+    micro: int = 0
+    slot: int = 0
+
+    def __str__(self) -> str:
+        return f"{Channel(self.channel).name.lower()} step={self.step} micro={self.micro} slot={self.slot}"
+
+
+class Message(NamedTuple):
+    """What arrived. `body` belongs to the receiver and may be written to."""
+
+    header: bytes
+    body: Buffer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timeouts:
+    """Seconds.
+
+    `connect`: until all peers are connected. `silent`: how long a peer may say nothing at all before it counts as
+    lost; every side sends keep-alives three times as often. `handshake`: how long a stranger may take to prove who
+    it is. `goodbye`: how long `close` waits for queued messages to leave.
+    """
+
+    connect: float = 30.0
+    silent: float = 10.0
+    handshake: float = 10.0
+    goodbye: float = 2.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrameLimits:
+    """What a peer may make us hold; beyond it, the connection ends with FrameError."""
+
+    header: int = 16 << 20
+    body: int = 16 << 30
+    queued: int = 32 << 30
+    """Bytes of messages received from one peer that nobody has asked for yet."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkStats:
+    """What went over the sockets to and from one peer, framing included."""
+
+    bytes_sent: int
+    bytes_received: int
+    messages_sent: int
+    messages_received: int
+
+
+Peers: TypeAlias = Mapping[int, Address]
+
+
+def peer_name(rank: int) -> str:
+    return "the driver" if rank == DRIVER_RANK else f"rank {rank}"

@@ -1,0 +1,138 @@
+"""Bytes in and out of one TLS connection that carries data one way, with exact counts.
+
+A peer is reached over two connections, one per direction. OpenSSL's connection object may not be read and written by
+two threads at once; with one direction each, the reader and the sender never share one, and both run at full speed.
+"""
+
+from __future__ import annotations
+
+import mmap
+import socket
+import ssl
+from collections.abc import Sequence
+
+from distensor.core.errors import FrameError
+from distensor.transport.frames import PREFIX_SIZE, FrameKind, Prefix, decode_prefix, encode_prefix
+from distensor.transport.types import Buffer, Channel, FrameLimits, Tag
+
+_RECORD = 1 << 14
+"""The most that one TLS record holds, so the most that one read returns."""
+_JOIN_BELOW = 1 << 15
+"""Parts of a frame smaller than this in all are joined: one record instead of several."""
+_MAP_ABOVE = 1 << 25
+"""Larger bodies live in lazily committed pages: a peer that lies about a size costs address space, not memory."""
+NO_TAG = Tag(Channel.META)
+
+
+class WireClosedError(OSError):
+    """The connection ended between frames or inside one."""
+
+
+class WireWriter:
+    """Frames onto a connection. One thread at a time."""
+
+    __slots__ = ("_epoch", "_tls", "bytes_sent", "messages_sent")
+
+    def __init__(self, tls: ssl.SSLSocket, epoch: int) -> None:
+        self._tls = tls
+        self._epoch = epoch
+        self.bytes_sent = 0
+        self.messages_sent = 0
+
+    def signal(self, kind: FrameKind, text: bytes = b"", slot: int = 0) -> None:
+        """A frame that is about the connection itself."""
+        self._write(encode_prefix(kind, self._epoch, Tag(Channel.META, slot=slot), len(text), 0) + text)
+
+    def data(self, prefix_and_header: bytes, buffers: Sequence[memoryview]) -> None:
+        size = len(prefix_and_header) + sum(len(buffer) for buffer in buffers)
+        if size < _JOIN_BELOW:
+            self._write(b"".join((prefix_and_header, *buffers)))
+        else:
+            self._write(prefix_and_header)
+            for buffer in buffers:
+                self._write(buffer)
+        self.messages_sent += 1
+
+    def _write(self, data: Buffer) -> None:
+        view = memoryview(data)
+        while view:
+            count = self._tls.send(view)
+            self.bytes_sent += count
+            view = view[count:]
+
+
+class WireReader:
+    """Frames off a connection. One thread at a time."""
+
+    __slots__ = ("_ahead", "_epoch", "_limits", "_room", "_tls", "bytes_received", "messages_received")
+
+    def __init__(self, tls: ssl.SSLSocket, epoch: int, limits: FrameLimits) -> None:
+        self._tls = tls
+        self._epoch = epoch
+        self._limits = limits
+        self._room = memoryview(bytearray(_RECORD))
+        self._ahead = self._room[:0]
+        self.bytes_received = 0
+        self.messages_received = 0
+
+    def frame(self, limits: FrameLimits | None = None) -> tuple[Prefix, bytes, Buffer]:
+        """The next frame, whole.
+
+        Raises:
+            WireClosedError: the connection ended.
+            FrameError: bytes that are not a frame.
+            OSError: the connection broke.
+        """
+        prefix = decode_prefix(self._exactly(PREFIX_SIZE), epoch=self._epoch, limits=limits or self._limits)
+        header = bytes(self._exactly(prefix.header_size))
+        body = self._exactly(prefix.body_size)
+        if prefix.kind is FrameKind.DATA:
+            self.messages_received += 1
+        return prefix, header, body
+
+    def _exactly(self, size: int) -> Buffer:
+        if size == 0:
+            return b""
+        room = _room_for(size)
+        view = memoryview(room)
+        while view:
+            view = view[self._some(view) :]
+        return room
+
+    def _some(self, view: memoryview) -> int:
+        """Fill the beginning of `view` with at least one byte; large reads skip the read-ahead buffer."""
+        if not self._ahead:
+            if len(view) >= _RECORD:
+                return self._receive(view)
+            self._ahead = self._room[: self._receive(self._room)]
+        count = min(len(view), len(self._ahead))
+        view[:count] = self._ahead[:count]
+        self._ahead = self._ahead[count:]
+        return count
+
+    def _receive(self, view: memoryview) -> int:
+        count = self._tls.recv_into(view)
+        if count == 0:
+            raise WireClosedError("the connection was closed without a goodbye")
+        self.bytes_received += count
+        return count
+
+
+def _room_for(size: int) -> Buffer:
+    if size <= _MAP_ABOVE:
+        return bytearray(size)
+    try:
+        return memoryview(mmap.mmap(-1, size))
+    except (OSError, ValueError, OverflowError) as error:
+        raise FrameError(f"no room for a frame part of {size} bytes: {error}") from error
+
+
+def cut_off(tls: socket.socket) -> None:
+    """End a connection from any thread: whoever blocks on it wakes with an error.
+
+    `SSLSocket.shutdown` would turn the object into a plain socket under the feet of the other thread.
+    """
+    try:
+        socket.socket.shutdown(tls, socket.SHUT_RDWR)
+    except OSError:
+        return  # it has ended already
