@@ -1,0 +1,158 @@
+"""StageRunner: a stage program as a tape over numbered slots, run op by op under ambient autograd."""
+
+from __future__ import annotations
+
+import operator
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from distensor.core.errors import ProgramRejectedError
+from distensor.program.calls import TORCH_DTYPES, resolve
+from distensor.program.draws import Draws
+from distensor.program.expressions import Size, evaluate, show
+from distensor.program.shapes import check_shapes
+from distensor.program.stage_program import StageProgram
+from distensor.program.tape import Tape, record
+from distensor.program.values import InputSpec, Limits, WeightSpec
+
+Environment: TypeAlias = "list[Any]"
+_KEPT_BINDINGS = 8
+_KEPT_BYTES = 64 << 20
+
+
+class StageRunner:
+    """Runs one stage.
+
+    `parameters` are leaf tensors that collect gradients. With `limits`, every new size of the batch is checked on
+    the meta device before it runs, so that no caller can make this process allocate beyond them.
+    """
+
+    def __init__(
+        self,
+        program: StageProgram,
+        weights: Mapping[str, Tensor],
+        device: torch.device | str = "cpu",
+        *,
+        limits: Limits | None = None,
+    ) -> None:
+        self.program = program
+        self.device = torch.device(device)
+        self._limits = limits
+        self.parameters: dict[str, nn.Parameter] = {
+            spec.name: nn.Parameter(_take(spec, weights, self.device), requires_grad=spec.requires_grad)
+            for spec in program.parameters
+        }
+        self.buffers: dict[str, Tensor] = {spec.name: _take(spec, weights, self.device) for spec in program.buffers}
+        self._draws = Draws(self.device)
+        self._tape: Tape = record(program, self._draws, self.device)
+        self._bindings: OrderedDict[tuple[int, ...], Environment] = OrderedDict()
+
+    def forward(
+        self, inputs: Mapping[str, Tensor], *, seed: int | None = None, training: bool = True
+    ) -> dict[str, Tensor]:
+        """Outputs (and loss and weight of the last stage) by name.
+
+        Dropout draws from `seed` alone; `training=False` switches it off.
+        """
+        tape = self._tape
+        environment = list(self._environment(self._bind(inputs)))
+        for slot, name in tape.inputs:
+            environment[slot] = inputs[name]
+        self._draws.start(seed, training)
+        _run(tape, environment)
+        return {name: environment[slot] for name, slot in tape.results}
+
+    def _bind(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
+        """The sizes of the dims, read off the inputs; every input must agree with them."""
+        dims: dict[str, int] = {}
+        for spec in self.program.inputs:
+            value = inputs.get(spec.name)
+            if value is None:
+                raise ProgramRejectedError(f"input {spec.name!r} is missing; got {sorted(inputs)}")
+            if value.dtype is not TORCH_DTYPES[spec.dtype] or value.ndim != len(spec.shape):
+                _refuse_input(spec, value, dims)
+            for extent, size in zip(spec.shape, value.shape, strict=True):
+                if isinstance(extent, Size) and isinstance(extent.tree, str):
+                    dims.setdefault(extent.tree, size)
+        self._check_dims(dims)
+        for spec in self.program.inputs:
+            value = inputs[spec.name]
+            if any(evaluate(extent, dims) != size for extent, size in zip(spec.shape, value.shape, strict=True)):
+                _refuse_input(spec, value, dims)
+        return dims
+
+    def _check_dims(self, dims: Mapping[str, int]) -> None:
+        for dim in self.program.dims:
+            size = dims.get(dim.name)
+            if size is None:
+                raise ProgramRejectedError(f"no input of stage {self.program.stage} shows the size of dim {dim.name!r}")
+            if size < dim.minimum or (dim.maximum is not None and size > dim.maximum):
+                most = "any" if dim.maximum is None else dim.maximum
+                raise ProgramRejectedError(
+                    f"dim {dim.name!r} is {size}; this program runs from {dim.minimum} to {most}"
+                )
+
+    def _environment(self, dims: dict[str, int]) -> Environment:
+        """Weights, literals, sizes and everything that depends on sizes alone, for one binding of the dims."""
+        key = tuple(dims[dim.name] for dim in self.program.dims)
+        found = self._bindings.get(key)
+        if found is not None:
+            self._bindings.move_to_end(key)
+            return found
+        if self._limits is not None:
+            check_shapes(self.program, self._limits, dims)
+        environment = self._prepare(dims)
+        self._bindings[key] = environment
+        if len(self._bindings) > _KEPT_BINDINGS:
+            self._bindings.popitem(last=False)
+        return environment
+
+    def _prepare(self, dims: Mapping[str, int]) -> Environment:
+        tape = self._tape
+        environment: Environment = [None] * tape.slots
+        for name, slot in tape.weights:
+            environment[slot] = self.parameters[name] if name in self.parameters else self.buffers[name]
+        for slot, value in tape.literals:
+            environment[slot] = resolve(value, dims)
+        with torch.no_grad():
+            for function, gather, single, out in tape.constant:
+                environment[out] = function(environment[single]) if gather is None else function(*gather(environment))
+        return environment
+
+
+def _run(tape: Tape, environment: Environment) -> None:
+    steps = iter(tape.steps)
+    try:
+        for function, gather, single, out, free in steps:
+            environment[out] = function(environment[single]) if gather is None else function(*gather(environment))
+            for slot in free:
+                environment[slot] = None
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        position = len(tape.steps) - operator.length_hint(steps) - 1
+        error.add_note(f"while running {tape.places[position]}")
+        raise
+
+
+def _take(spec: WeightSpec, weights: Mapping[str, Tensor], device: torch.device) -> Tensor:
+    """The weight, as this program declares it, on the device and owned by nobody else."""
+    value = weights.get(spec.name)
+    if value is None:
+        raise ProgramRejectedError(f"weight {spec.name!r} is missing")
+    if value.dtype is not TORCH_DTYPES[spec.dtype] or tuple(value.shape) != spec.shape:
+        raise ProgramRejectedError(
+            f"weight {spec.name!r} is {value.dtype} {list(value.shape)}; "
+            f"the program declares {spec.dtype} {list(spec.shape)}"
+        )
+    return value.detach().to(device, copy=True)
+
+
+def _refuse_input(spec: InputSpec, value: Tensor, dims: Mapping[str, int]) -> None:
+    shape = ", ".join(show(extent) for extent in spec.shape)
+    raise ProgramRejectedError(
+        f"input {spec.name!r} is {value.dtype} {list(value.shape)}; the program takes {spec.dtype} [{shape}] "
+        f"with {dict(dims)}"
+    )
