@@ -39,8 +39,10 @@ E = TypeVar("E", DeviceKind, JobState, WorkerState)
 LONGEST_TEXT = 1024
 MOST_DEVICES = 64
 MOST_SLOTS = 256
-MOST_RANKS = 4096
+MOST_RANKS = 1024
 LONGEST_PEM = 16_384
+LONGEST_REASON_IN_UPDATE = 200
+"""An update repeats the reason of every rank, and has to stay below 1 MB."""
 
 
 def read_name(text: str, field: str) -> str:
@@ -196,12 +198,12 @@ def read_unit(message: pb.Unit) -> Unit:
     return Unit(key=key, micro_batches=_read_count(message.micro_batches, "micro_batches", 1, 1_000_000))
 
 
-def write_change(change: WorkerChange) -> pb.WorkerChangeMessage:
+def write_change(change: WorkerChange, longest: int = LONGEST_TEXT) -> pb.WorkerChangeMessage:
     return pb.WorkerChangeMessage(
         ref=write_ref(change.job_id, change.epoch, change.rank),
         state=change.state.value,
         restarts=change.restarts,
-        reason=change.reason[:LONGEST_TEXT],
+        reason=change.reason[:longest],
     )
 
 
@@ -362,7 +364,7 @@ def write_update(update: JobUpdate) -> pb.JobUpdateMessage:
         reason=update.reason[:LONGEST_TEXT],
         topology=None if update.topology is None else write_topology(update.topology),
         certificate=None if update.certificate is None else write_certificate(update.certificate),
-        workers=[write_change(change) for change in update.workers],
+        workers=[write_change(change, LONGEST_REASON_IN_UPDATE) for change in update.workers],
     )
 
 

@@ -182,7 +182,7 @@ class NodeLink:
         while True:
             if batch := self._claims.next_batch():
                 stream.send(batch)
-            await asyncio.sleep(CLAIM_SECONDS)
+            await self._clock.sleep_async(CLAIM_SECONDS)
 
     def _receive(self, message: HubToNode) -> None:
         match message:

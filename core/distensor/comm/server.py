@@ -139,7 +139,8 @@ class _Servicer(ControlServicer):
                 await context.write(write_hub_message(message))
         finally:
             listening.cancel()
-            await asyncio.gather(listening, return_exceptions=True)
+            with contextlib.suppress(asyncio.CancelledError):
+                await listening  # an exception from there is a defect: it ends this stream and is logged
 
     async def _listen(self, session: NodeSession, context: Any) -> None:
         try:

@@ -127,6 +127,7 @@ async def _working(
         generation=opened.generation,
         nodes=opened.snapshot.nodes,
         jobs=opened.snapshot.jobs,
+        submissions=opened.snapshot.submissions,
         earnings=opened.snapshot.earnings,
         signer=authority,
         new_job_id=new_job_id,

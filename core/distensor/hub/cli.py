@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from enum import IntEnum
 from pathlib import Path
 from typing import NoReturn
@@ -54,8 +55,9 @@ def main(argv: list[str]) -> int:
         return _fail(error, Exit.CANNOT_CREATE)
     except ControlError as error:
         return _fail(error, Exit.UNAVAILABLE)
-    except KeyboardInterrupt:
-        return Exit.OK
+    except BaseExceptionGroup as group:  # a defect at work: the hub stops rather than break its promises
+        traceback.print_exception(group)
+        return Exit.SOFTWARE
 
 
 def _fail(error: DistensorError, status: Exit) -> int:

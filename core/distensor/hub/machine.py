@@ -5,16 +5,15 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from distensor.comm.messages import (
     Heartbeat,
-    HeartbeatAnswer,
     JobRef,
     Register,
-    Rejected,
     Release,
     TopologyGrant,
 )
@@ -23,7 +22,6 @@ from distensor.core.control import (
     JobSpec,
     JobState,
     Mesh,
-    MeshNode,
     NodeInfo,
     WorkerChange,
     WorkerReady,
@@ -31,25 +29,23 @@ from distensor.core.control import (
 )
 from distensor.core.errors import AuthenticationError, ConfigError, ControlError, HubProtocolError
 from distensor.core.ids import DRIVER_RANK, Epoch, Generation, JobId, NodeId, Rank, WorkerId
-from distensor.core.reading import Unavailable
 from distensor.hub import jobs
 from distensor.hub.effects import (
-    Disconnect,
     Effect,
     Note,
     Publish,
     SaveJob,
-    SaveNode,
     SaveRank,
     Send,
     SessionId,
-    SpendToken,
 )
-from distensor.hub.placement import DeviceOffer, NodeOffer, place
+from distensor.hub.membership import Membership, Slot
+from distensor.hub.placement import place
 from distensor.hub.records import JobRecord, NodeRecord, RankRecord
 
 FIRST_EPOCH = Epoch(1)
-NOTHING_EARNED = Earnings()
+MOST_ENDED = 1000
+"""How many jobs that ended are kept in memory; the books keep all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,19 +76,6 @@ class Signer(Protocol):
         """Raises: HubProtocolError: the request cannot be read or is not signed by its own key."""
 
 
-@dataclass(slots=True)
-class _Node:
-    """A node in memory."""
-
-    record: NodeRecord
-    session: SessionId | None = None
-    heard_at: float | None = None
-    answered: bool = False
-    accepting: bool = True
-    gone_since: float = 0.0
-    earnings: Earnings = NOTHING_EARNED
-
-
 class HubMachine:
     """All nodes and jobs of a hub."""
 
@@ -102,6 +85,7 @@ class HubMachine:
         generation: Generation,
         nodes: Iterable[NodeRecord],
         jobs: Iterable[JobRecord],
+        submissions: Mapping[tuple[str, str], tuple[JobId, Epoch]],
         earnings: Mapping[NodeId, Earnings],
         signer: Signer,
         new_job_id: Callable[[], JobId],
@@ -112,149 +96,63 @@ class HubMachine:
         self.patience = patience
         self._signer = signer
         self._new_job_id = new_job_id
-        self._nodes = {node.node_id: _Node(record=node, gone_since=now) for node in nodes}
+        self._members = Membership(generation=generation, nodes=nodes, silence=patience.silence, now=now)
         self._jobs = {job.job_id: job for job in jobs}
-        self._by_submission = {(job.owner, job.submission): job.job_id for job in self._jobs.values()}
-        self._by_session: dict[SessionId, NodeId] = {}
+        self._submissions = dict(submissions)
         self._live = {job.job_id for job in self._jobs.values() if not job.state.ended}
+        self._ended = deque(job.job_id for job in self._jobs.values() if job.state.ended)
         self._placed_at = dict.fromkeys(self._live, now)
         self._trainer_heard = dict.fromkeys(self._live, now)
         for node_id, sum_ in earnings.items():
-            self.set_earnings(node_id, sum_)
+            self._members.set_earnings(node_id, sum_)
 
     # Nodes
 
     def node(self, node_id: NodeId) -> NodeRecord | None:
-        node = self._nodes.get(node_id)
-        return None if node is None else node.record
+        return self._members.record(node_id)
 
     def node_of(self, session: SessionId) -> NodeId | None:
-        return self._by_session.get(session)
+        return self._members.node_of(session)
 
     def add_node(self, record: NodeRecord, now: float) -> None:
         """A node that has just been admitted; its record is already committed."""
-        known = self._nodes.get(record.node_id)
-        if known is None:
-            self._nodes[record.node_id] = _Node(record=record, gone_since=now)
-        else:
-            known.record = record
+        self._members.add(record, now)
 
     def set_earnings(self, node_id: NodeId, earnings: Earnings) -> None:
-        if node := self._nodes.get(node_id):
-            node.earnings = earnings
+        self._members.set_earnings(node_id, earnings)
 
     def join(self, session: SessionId, node_id: NodeId, register: Register, now: float) -> list[Effect]:
-        """A node's stream is open. An older stream of the same node ends: the newer one wins."""
-        node = self._nodes[node_id]
-        effects: list[Effect] = []
-        if node.session is not None:
-            why = Rejected(code="replaced", reason="this node has connected again with the same credential")
-            effects.append(Disconnect(session=node.session, why=why))
-            del self._by_session[node.session]
-        node.session, node.heard_at, node.answered, node.accepting = session, now, False, True
-        self._by_session[session] = node_id
-        effects += self._described(node, register.info)
-        effects.append(Note(text=f"node {register.info.name} ({node_id}) connected"))
-        return effects + self._reconcile(node, register.running)
+        """A node's stream is open: bring what the node has and what it should have together."""
+        effects = self._members.join(session, node_id, register.info, now)
+        has = set(register.running)
+        for membership in sorted({ref[:2] for ref in has}):
+            effects += self._release_stale(session, *membership)
+        for job_id in sorted(self._live):
+            effects += self._restore(session, node_id, self._jobs[job_id], has)
+        return effects
 
     def leave(self, session: SessionId, now: float) -> list[Effect]:
         """The stream ended. Its workers go on; their node comes back or is missed by `tick`."""
-        node_id = self._by_session.pop(session, None)
-        if node_id is None:
-            return []
-        node = self._nodes[node_id]
-        node.session, node.answered, node.gone_since = None, False, now
-        return [Note(text=f"node {node.record.info.name} ({node_id}) disconnected")]
+        return self._members.leave(session, now)
 
     def beat(self, session: SessionId, beat: Heartbeat, now: float, hub_time: float) -> list[Effect]:
-        """A heartbeat, and its answer. The node counts as connected from the first answer on."""
-        node = self._of(session)
-        if node is None:
-            return []
-        effects: list[Effect] = []
-        if not node.answered:
-            effects.append(SpendToken(node=node.record))
-        node.heard_at, node.answered, node.accepting = now, True, beat.accepting
-        if beat.info is not None:
-            effects += self._described(node, beat.info)
-        answer = HeartbeatAnswer(
-            sequence=beat.sequence,
-            generation=self.generation,
-            earnings=node.earnings,
-            hub_time=hub_time,
-        )
-        return [*effects, Send(session=session, message=answer)]
+        return self._members.beat(session, beat, now, hub_time)
 
     def mesh(self, now: float) -> Mesh:
-        nodes = sorted(self._nodes.values(), key=lambda node: (node.record.info.name, node.record.node_id))
-        return Mesh(generation=self.generation, nodes=tuple(self._seen(node, now) for node in nodes))
+        return self._members.mesh(self._used(), now)
 
-    def _seen(self, node: _Node, now: float) -> MeshNode:
-        connected = self._is_connected(node, now)
-        return MeshNode(
-            info=replace(node.record.info, node_id=node.record.node_id),
-            connected=connected,
-            free_slots=self._offer(node).slots if connected else 0,
-            seconds_since_heartbeat=Unavailable(reason="no heartbeat since the hub started")
-            if node.heard_at is None
-            else now - node.heard_at,
-            confirmed_micro=node.earnings.confirmed_micro,
-        )
+    def _used(self) -> Counter[Slot]:
+        """How many ranks of live jobs each device has."""
+        return Counter((rank.node_id, rank.device_id) for job_id in self._live for rank in self._jobs[job_id].ranks)
 
-    def _is_connected(self, node: _Node, now: float) -> bool:
-        heard = node.heard_at is not None and now - node.heard_at < self.patience.silence
-        return node.session is not None and node.answered and heard
-
-    def _of(self, session: SessionId) -> _Node | None:
-        node_id = self._by_session.get(session)
-        return None if node_id is None else self._nodes[node_id]
-
-    def _described(self, node: _Node, info: NodeInfo) -> list[Effect]:
-        info = replace(info, node_id=node.record.node_id)
-        if info == node.record.info:
-            return []
-        node.record = replace(node.record, info=info)
-        return [SaveNode(node=node.record)]
-
-    def _offer(self, node: _Node) -> NodeOffer:
-        """What is left of the node's slots; nothing while it accepts no work."""
-        used: dict[str, int] = {}
-        for job_id in self._live:
-            for rank in self._jobs[job_id].ranks:
-                if rank.node_id == node.record.node_id:
-                    used[rank.device_id] = used.get(rank.device_id, 0) + 1
-        devices = tuple(
-            DeviceOffer(
-                device_id=device.device_id,
-                kind=device.kind,
-                slots=max(0, device.slots - used.get(device.device_id, 0)),
-                free_bytes=None if isinstance(device.free_bytes, Unavailable) else device.free_bytes,
-            )
-            for device in node.record.info.devices
-            if device.unusable is None and node.accepting
-        )
-        return NodeOffer(node_id=node.record.node_id, name=node.record.info.name, devices=devices)
-
-    def _reconcile(self, node: _Node, running: Iterable[JobRef]) -> list[Effect]:
-        """Bring what the node has and what it should have together."""
-        assert node.session is not None
-        has = set(running)
-        effects: list[Effect] = []
-        for membership in sorted({ref[:2] for ref in has}):
-            effects += self._release_stale(node.session, *membership)
-        for job_id in sorted(self._live):
-            effects += self._restore(node, self._jobs[job_id], has)
-        return effects
-
-    def _restore(self, node: _Node, job: JobRecord, has: set[JobRef]) -> list[Effect]:
-        assert node.session is not None
-        mine = [rank for rank in job.ranks if rank.node_id == node.record.node_id]
+    def _restore(self, session: SessionId, node_id: NodeId, job: JobRecord, has: set[JobRef]) -> list[Effect]:
+        mine = [rank for rank in job.ranks if rank.node_id == node_id]
         missing = [rank for rank in mine if (job.job_id, job.epoch, rank.rank) not in has]
         if not mine:
             return []
         if job.state is JobState.PLACED:
-            return [Send(session=node.session, message=jobs.assignment_of(job, rank)) for rank in missing]
-        effects: list[Effect] = [self._grant(node.session, node.record.node_id, job)]
+            return [Send(session=session, message=jobs.assignment_of(job, rank)) for rank in missing]
+        effects: list[Effect] = [self._grant(session, node_id, job)]
         for rank in missing:
             effects += self._change_rank(job.job_id, _lost(job, rank))
         return effects
@@ -270,13 +168,16 @@ class HubMachine:
 
     def _grant(self, session: SessionId, node_id: NodeId, job: JobRecord) -> Effect:
         grant = TopologyGrant(
-            topology=jobs.topology_of(job, self._infos()),
+            topology=jobs.topology_of(job, self._infos(job)),
             certificates=jobs.certificates_of(job, node_id, self._signer.authority_pem),
         )
         return Send(session=session, message=grant)
 
-    def _infos(self) -> Mapping[NodeId, NodeInfo]:
-        return {node_id: node.record.info for node_id, node in self._nodes.items()}
+    def _name(self, node_id: NodeId) -> str:
+        return self._members.info(node_id).name
+
+    def _infos(self, job: JobRecord) -> Mapping[NodeId, NodeInfo]:
+        return {node_id: self._members.info(node_id) for node_id in job.node_ids}
 
     # Workers
 
@@ -314,14 +215,14 @@ class HubMachine:
         self, session: SessionId, job_id: JobId, epoch: Epoch, rank: Rank
     ) -> tuple[JobRecord | None, list[Effect]]:
         """The job, if this session's node holds the rank in the present epoch; else what to answer."""
-        node = self._of(session)
-        if node is None:
+        node_id = self._members.node_of(session)
+        if node_id is None:
             return None, []
         if stale := self._release_stale(session, job_id, epoch):
             return None, stale
         job = self._jobs[job_id]
-        if rank >= len(job.ranks) or job.ranks[rank].node_id != node.record.node_id:
-            who = f"node {node.record.info.name} ({node.record.node_id})"
+        if rank >= len(job.ranks) or job.ranks[rank].node_id != node_id:
+            who = f"node {self._name(node_id)} ({node_id})"
             return None, [Note(text=f"{who} spoke for rank {rank} of job {job_id}, which is not its own")]
         return job, []
 
@@ -332,7 +233,7 @@ class HubMachine:
     def _sessions(self, job: JobRecord) -> Iterator[tuple[NodeId, SessionId]]:
         """The open streams of the job's nodes."""
         for node_id in job.node_ids:
-            session = self._nodes[node_id].session
+            session = self._members.session_of(node_id)
             if session is not None:
                 yield node_id, session
 
@@ -342,18 +243,17 @@ class HubMachine:
 
     # Jobs
 
-    def submit(self, owner: str, spec: JobSpec, now: float) -> tuple[JobRecord, list[Effect]]:
+    def submit(self, owner: str, spec: JobSpec, now: float) -> tuple[JobId, Epoch, list[Effect]]:
         """Place a job. The same submission of the same owner is the same job.
 
         Raises:
             PlacementError: the mesh cannot carry it.
             HubProtocolError: the driver's certificate request is refused.
         """
-        known = self._by_submission.get((owner, spec.submission))
+        known = self._submissions.get((owner, spec.submission))
         if known is not None:
-            return self._jobs[known], []
-        offers = [self._offer(node) for node in self._nodes.values() if self._is_connected(node, now)]
-        places = place(spec, sorted(offers, key=lambda offer: (offer.name, offer.node_id)))
+            return *known, []
+        places = place(spec, self._members.offers(self._used(), now))
         job_id, epoch = self._new_job_id(), FIRST_EPOCH
         job = JobRecord(
             job_id=job_id,
@@ -374,11 +274,11 @@ class HubMachine:
                 for place in places
             ),
         )
-        return job, self._start(job, now)
+        return job_id, epoch, self._start(job, now)
 
     def _start(self, job: JobRecord, now: float) -> list[Effect]:
         self._jobs[job.job_id] = job
-        self._by_submission[job.owner, job.submission] = job.job_id
+        self._submissions[job.owner, job.submission] = job.job_id, job.epoch
         self._live.add(job.job_id)
         self._placed_at[job.job_id] = self._trainer_heard[job.job_id] = now
         effects: list[Effect] = [SaveJob(job=job, new=True)]
@@ -388,7 +288,7 @@ class HubMachine:
             for rank in job.ranks
             if rank.node_id in sessions
         ]
-        names = ", ".join(self._nodes[node_id].record.info.name for node_id in job.node_ids)
+        names = ", ".join(map(self._name, job.node_ids))
         note = f"job {job.name} ({job.job_id}) placed: {len(job.ranks)} workers on {names}"
         return [*effects, self._publish(job), Note(text=note)]
 
@@ -424,6 +324,9 @@ class HubMachine:
     def _finish(self, job: JobRecord) -> list[Effect]:
         self._jobs[job.job_id] = job
         self._live.discard(job.job_id)
+        self._ended.append(job.job_id)
+        while len(self._ended) > MOST_ENDED:
+            del self._jobs[self._ended.popleft()]
         self._placed_at.pop(job.job_id, None)
         self._trainer_heard.pop(job.job_id, None)
         effects: list[Effect] = [SaveJob(job=job)]
@@ -433,23 +336,17 @@ class HubMachine:
         return [*effects, self._publish(job), Note(text=note)]
 
     def _publish(self, job: JobRecord) -> Effect:
-        return Publish(update=jobs.update_of(job, self._infos(), self._signer.authority_pem))
+        return self.update(job)
 
     def update(self, job: JobRecord) -> Publish:
         """The present state of a job, for a watcher that has just come."""
-        return Publish(update=jobs.update_of(job, self._infos(), self._signer.authority_pem))
+        return Publish(update=jobs.update_of(job, self._infos(job), self._signer.authority_pem))
 
     # Time
 
     def tick(self, now: float) -> list[Effect]:
         """Notice who has been silent for too long."""
-        effects: list[Effect] = []
-        for session, node_id in list(self._by_session.items()):
-            heard = self._nodes[node_id].heard_at
-            if heard is not None and now - heard >= 2 * self.patience.silence:
-                why = Rejected(code="silent", reason=f"no heartbeat for {now - heard:.0f} s")
-                effects.append(Disconnect(session=session, why=why))
-                effects += self.leave(session, now)
+        effects = self._members.drop_silent(now)
         for job_id in sorted(self._live):
             job = self._jobs[job_id]
             if reason := self._overdue(job, now):
@@ -463,16 +360,13 @@ class HubMachine:
         if job.state is not JobState.PLACED:
             return None
         for rank in job.ranks:
-            node = self._nodes[rank.node_id]
-            if node.session is None and now - node.gone_since > self.patience.node_gone:
-                gone = now - node.gone_since
-                return f"node {node.record.info.name} of rank {rank.rank} has been gone for {gone:.0f} s"
+            gone = self._members.seconds_gone(rank.node_id, now)
+            if gone > self.patience.node_gone:
+                return f"node {self._name(rank.node_id)} of rank {rank.rank} has been gone for {gone:.0f} s"
         waited = now - self._placed_at[job.job_id]
         if waited < self.patience.workers_ready:
             return None
-        late = ", ".join(
-            f"rank {rank.rank} on {self._nodes[rank.node_id].record.info.name}" for rank in jobs.not_ready(job)
-        )
+        late = ", ".join(f"rank {rank.rank} on {self._name(rank.node_id)}" for rank in jobs.not_ready(job))
         return f"workers were not ready within {waited:.0f} s: {late}"
 
 

@@ -18,6 +18,8 @@ class Snapshot:
 
     nodes: tuple[NodeRecord, ...]
     jobs: tuple[JobRecord, ...]
+    submissions: dict[tuple[str, str], tuple[JobId, Epoch]]
+    """All that were ever made, by owner and submission: a repeated one is the same job for ever."""
     earnings: dict[NodeId, Earnings]
 
 

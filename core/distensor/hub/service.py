@@ -191,9 +191,9 @@ class HubService:
 
     async def submit_job(self, who: Principal, spec: JobSpec) -> tuple[JobId, Epoch]:
         owner = _require_trainer(who)
-        job, effects = self._machine.submit(owner, spec, self._clock.monotonic())
+        job_id, epoch, effects = self._machine.submit(owner, spec, self._clock.monotonic())
         await self._apply(effects)
-        return job.job_id, job.epoch
+        return job_id, epoch
 
     async def watch_job(self, who: Principal, job_id: JobId) -> AsyncIterator[JobUpdate]:
         owner = _require_trainer(who)

@@ -15,6 +15,8 @@ CREATE TABLE tokens (
     spent INTEGER NOT NULL
 ) STRICT;
 
+CREATE INDEX tokens_used_by ON tokens (used_by);
+
 CREATE TABLE nodes (
     node_id TEXT PRIMARY KEY,
     secret_hash TEXT NOT NULL UNIQUE,

@@ -11,13 +11,13 @@ from typing import Any
 from distensor.core.control import Earnings, JobState, UnitKey, WorkerState
 from distensor.core.errors import StoreError
 from distensor.core.ids import DeviceId, Epoch, Generation, JobId, NodeId, Rank, WorkerId
+from distensor.hub.machine import MOST_ENDED
 from distensor.hub.metering import PlaceOfWork, Posting, UnitRecord, UnitState, node_account
 from distensor.hub.record_json import info_from_json, info_to_json, parallel_from_json, parallel_to_json
 from distensor.hub.records import JobRecord, NodeRecord, RankRecord, TokenRecord
 from distensor.hub.repository import Snapshot
 from distensor.hub.sqlite_schema import SCHEMA, SCHEMA_VERSION
 
-ENDED_JOBS_LOADED = 1000
 _LIVE = (JobState.PLACED.value, JobState.RUNNING.value)
 
 
@@ -106,11 +106,15 @@ class SqliteBooks:
         live = self._run("SELECT job_id FROM jobs WHERE state IN (?, ?)", _LIVE).fetchall()
         ended = self._run(
             "SELECT job_id FROM jobs WHERE state NOT IN (?, ?) ORDER BY number DESC LIMIT ?",
-            (*_LIVE, ENDED_JOBS_LOADED),
+            (*_LIVE, MOST_ENDED),
         ).fetchall()
         return Snapshot(
             nodes=nodes,
-            jobs=tuple(self._job(JobId(job_id)) for (job_id,) in live + ended),
+            jobs=tuple(self._job(JobId(job_id)) for (job_id,) in [*live, *reversed(ended)]),
+            submissions={
+                (owner, submission): (JobId(job_id), Epoch(epoch))
+                for owner, submission, job_id, epoch in self._run("SELECT owner, submission, job_id, epoch FROM jobs")
+            },
             earnings={node.node_id: self.earnings(node.node_id) for node in nodes},
         )
 

@@ -1,1 +1,1 @@
-"""Not filled yet."""
+"""Fakes that ship with the product: import them from their modules. Never imported by production code."""

@@ -1,0 +1,148 @@
+"""The hub's books in memory, for tests and the simulator: the same promises as the SQLite adapter, and a fault to plant."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from distensor.core.control import Earnings, UnitKey
+from distensor.core.errors import StoreError
+from distensor.core.ids import Epoch, Generation, JobId, NodeId, Rank
+from distensor.hub.metering import PlaceOfWork, Posting, UnitRecord, UnitState, node_account
+from distensor.hub.records import JobRecord, NodeRecord, RankRecord, TokenRecord
+from distensor.hub.repository import Snapshot
+
+
+@dataclass(slots=True)
+class _Tables:
+    generation: int = 0
+    tokens: dict[str, TokenRecord] = field(default_factory=dict)
+    nodes: dict[NodeId, NodeRecord] = field(default_factory=dict)
+    jobs: dict[JobId, JobRecord] = field(default_factory=dict)
+    units: dict[UnitKey, UnitRecord] = field(default_factory=dict)
+    postings: dict[UnitKey, Posting] = field(default_factory=dict)
+
+    def copied(self) -> _Tables:
+        """The records are frozen, so copies of the tables are enough."""
+        return _Tables(
+            generation=self.generation,
+            **{name: copy.copy(getattr(self, name)) for name in ("tokens", "nodes", "jobs", "units", "postings")},
+        )
+
+
+class MemoryStore:
+    """A `distensor.hub.repository.Store`. `failures` is how many of the next commits fail, as on a full disk."""
+
+    def __init__(self) -> None:
+        self.tables = _Tables()
+        self.failures = 0
+        self._working: _Tables | None = None
+
+    @contextmanager
+    def transaction(self) -> Iterator[MemoryBooks]:
+        self._working = self.tables.copied()
+        books = MemoryBooks(self)
+        yield books
+        if self.failures > 0:
+            self.failures -= 1
+            raise StoreError("memory store: a planted failure")
+        self.tables = self._working
+
+    @contextmanager
+    def part(self) -> Iterator[None]:
+        before = self.working.copied()
+        try:
+            yield
+        except BaseException:
+            self._working = before
+            raise
+
+    @property
+    def working(self) -> _Tables:
+        assert self._working is not None, "outside of a transaction"
+        return self._working
+
+    def close(self) -> None:
+        self._working = None
+
+
+class MemoryBooks:
+    """One transaction of a `MemoryStore`."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    @property
+    def _tables(self) -> _Tables:
+        return self._store.working
+
+    def begin_generation(self) -> Generation:
+        self._tables.generation += 1
+        return Generation(self._tables.generation)
+
+    def snapshot(self) -> Snapshot:
+        jobs = self._tables.jobs
+        return Snapshot(
+            nodes=tuple(self._tables.nodes.values()),
+            jobs=tuple(sorted(jobs.values(), key=lambda job: job.state.ended)),
+            submissions={(job.owner, job.submission): (job.job_id, job.epoch) for job in jobs.values()},
+            earnings={node_id: self.earnings(node_id) for node_id in self._tables.nodes},
+        )
+
+    def find_token(self, secret_hash: str) -> TokenRecord | None:
+        return self._tables.tokens.get(secret_hash)
+
+    def save_token(self, token: TokenRecord) -> None:
+        self._tables.tokens[token.secret_hash] = token
+
+    def spend_token(self, node_id: NodeId) -> None:
+        for token in list(self._tables.tokens.values()):
+            if token.used_by == node_id:
+                self.save_token(replace(token, spent=True))
+
+    def save_node(self, node: NodeRecord) -> None:
+        self._tables.nodes[node.node_id] = node
+
+    def insert_job(self, job: JobRecord) -> None:
+        taken = {(other.owner, other.submission) for other in self._tables.jobs.values()}
+        if job.job_id in self._tables.jobs or (job.owner, job.submission) in taken:
+            raise ValueError(f"job {job.job_id} or its submission {job.submission!r} is there already")
+        self._tables.jobs[job.job_id] = job
+
+    def update_job(self, job: JobRecord) -> None:
+        known = self._tables.jobs[job.job_id]
+        self._tables.jobs[job.job_id] = replace(known, state=job.state, reason=job.reason)
+
+    def save_rank(self, job_id: JobId, epoch: Epoch, rank: RankRecord) -> None:
+        job = self._tables.jobs[job_id]
+        if job.epoch == epoch:
+            self._tables.jobs[job_id] = job.with_rank(rank)
+
+    def find_place(self, job_id: JobId, epoch: Epoch, rank: Rank) -> PlaceOfWork | None:
+        job = self._tables.jobs.get(job_id)
+        if job is None or epoch != job.epoch or rank >= len(job.ranks):
+            return None
+        return PlaceOfWork(owner=job.owner, node_id=job.ranks[rank].node_id, epoch=job.epoch)
+
+    def find_unit(self, key: UnitKey) -> UnitRecord | None:
+        return self._tables.units.get(key)
+
+    def save_unit(self, unit: UnitRecord) -> None:
+        self._tables.units[unit.key] = unit
+
+    def post(self, posting: Posting) -> None:
+        if posting.key in self._tables.postings:
+            raise ValueError(f"{posting.key} is posted already")
+        self._tables.postings[posting.key] = posting
+
+    def earnings(self, node_id: NodeId) -> Earnings:
+        mine = [one for one in self._tables.postings.values() if one.credit == node_account(node_id)]
+        units = self._tables.units.values()
+        pending = sum(unit.node_id == node_id and unit.state is UnitState.CLAIMED for unit in units)
+        return Earnings(
+            confirmed_micro=sum(one.amount for one in mine),
+            confirmed_units=len(mine),
+            pending_units=pending,
+        )
