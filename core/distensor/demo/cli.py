@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING
 from distensor.core.errors import DistensorError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from distensor.demo.report import Report
-    from distensor.demo.run import DemoSettings
+    from distensor.demo.run import DemoSettings, MeshRun
     from distensor.training.results import StepResult
     from distensor.training.sessions import Session
 
@@ -77,7 +79,7 @@ def _run(arguments: argparse.Namespace) -> Report:
     return compare(mesh, reference, losses, seconds, settings)
 
 
-def _train(opened: Session, module: object, settings: DemoSettings, arguments: argparse.Namespace) -> object:
+def _train(opened: Session, module: nn.Module, settings: DemoSettings, arguments: argparse.Namespace) -> MeshRun:
     from distensor.demo.run import run_on_mesh
 
     assert opened.cluster is not None

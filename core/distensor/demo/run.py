@@ -27,7 +27,7 @@ MICRO_CREDITS_A_UNIT = 1000
 """What the hub pays for one micro-batch through one rank; the report compares its books with this."""
 
 CREDIT_SECONDS = 15.0
-OPTIMIZER_OPTIONS = {"eps": 1e-6}
+EPS = 1e-6
 """Larger than torch's 1e-8: below it Adam turns rounding noise in gradients near zero into steps of full size, and
 the comparison with one process would measure Adam's taste instead of our exactness."""
 
@@ -93,7 +93,7 @@ def run_on_mesh(
         model,
         parallel=settings.parallel,
         lr=settings.lr,
-        optimizer_options=OPTIMIZER_OPTIONS,
+        optimizer_options={"eps": EPS},
         name="tiny-llama",
         progress=progress,
         session=session,
@@ -121,7 +121,7 @@ def run_in_one_process(
     """The same training without us: (losses, seconds). `module` is trained in place."""
     from distensor.core import SYSTEM_CLOCK
 
-    optimizer = torch.optim.AdamW(module.parameters(), lr=settings.lr, **OPTIMIZER_OPTIONS)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=settings.lr, eps=EPS)
     losses = []
     seconds = 0.0
     for number, batch in enumerate(settings.batches(), 1):

@@ -17,12 +17,12 @@ from distensor.node.pipeline import PipelineExecutor, Totals
 from distensor.node.tied import sum_tied_gradients
 from distensor.optim import OptimizerSpec, build_optimizer, set_learning_rate
 from distensor.program import Limits, StageProgram, StageRunner
-from distensor.sync import GradientReducer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from distensor.node.ipc import WorkerAssignment
+    from distensor.sync import GradientReducer
     from distensor.transport import DataPlane
 
 
@@ -118,7 +118,7 @@ class ShardEngine:
             raise ProgramRejectedError(f"rank {self._rank} was given stages {sorted(programs)}, not {expected}")
         limits = Limits() if self._memory_limit is None else Limits(max_bytes=self._memory_limit)
         self._runners = {
-            stage: StageRunner(StageProgram.from_json(text, limits), weights.get(stage, {}), self._device)
+            stage: StageRunner(StageProgram.from_json(text, limits), weights.get(stage, {}), self._device, limits=limits)
             for stage, text in programs.items()
         }
         self._plan = plan
@@ -156,6 +156,8 @@ class ShardEngine:
     def _make_reducer(self) -> GradientReducer | None:
         if self._dp_group is None or not self._parameters:
             return None
+        from distensor.sync import GradientReducer
+
         return GradientReducer(self._parameters, self._dp_group)
 
     def step(self, sequence: int, batches: Sequence[Mapping[str, Tensor]], lr: float) -> StepReport:

@@ -103,7 +103,8 @@ class WorkerRuntime:
                 sequence += 1
         finally:
             stop_watching()
-            _leave_groups()
+            if self._assignment.parallel.world_size > 1:
+                _leave_groups()
 
     def _close_on_drain(self, plane: DataPlane) -> None:
         """Leave the mesh when the supervisor drains, but let the command in hand finish first."""
@@ -117,12 +118,13 @@ class WorkerRuntime:
 
         from distensor.node.device import torch_device
         from distensor.node.engine import ShardEngine
-        from distensor.transport.c10d import init_process_group
 
         torch.set_num_threads(self._assignment.threads)
         device = torch_device(self._assignment.device_kind, self._assignment.device_id)
         world = self._assignment.parallel.world_size
         if world > 1:
+            from distensor.transport.c10d import init_process_group
+
             init_process_group(plane, rank=self._assignment.rank, world_size=world)
         return ShardEngine(assignment=self._assignment, plane=plane, device=device, clock=self._clock)
 

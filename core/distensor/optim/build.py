@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +97,7 @@ def build_optimizer(spec: OptimizerSpec, parameters: Iterable[Tensor]) -> Optimi
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     if not trainable:
         return None
-    classes = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+    classes: dict[str, Callable[..., Optimizer]] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
     options = {key: tuple(value) if key == "betas" else value for key, value in spec.options.items()}
     try:
         return classes[spec.name](trainable, lr=spec.lr, **options)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distensor.core.errors import BatchError
+from distensor.program.batch import difference, flatten
+from distensor.program.expressions import Size
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from distensor.program.batch import Structure
+    from distensor.program.values import ValueSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +57,24 @@ def _ranges(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
     for index in range(parts):
         edges.append(edges[-1] + size + (1 if index < larger else 0))
     return list(itertools.pairwise(edges))
+
+
+def flatten_like(structure: Structure, batch: Any) -> dict[str, Tensor]:
+    """The tensors of a batch by name.
+
+    Raises:
+        BatchError: it is not built like the batch that the module was captured with.
+    """
+    given, flat = flatten(batch)
+    what = difference(structure, given)
+    if what is not None:
+        raise BatchError(what)
+    return flat
+
+
+def row_major(inputs: Sequence[ValueSpec]) -> tuple[str, ...]:
+    """The batch tensors whose dim 0 are rows; the others go whole to every micro-batch."""
+    return tuple(spec.name for spec in inputs if spec.shape and isinstance(spec.shape[0], Size))
 
 
 def row_count(flat: Mapping[str, Tensor], row_major: Sequence[str]) -> int:

@@ -12,7 +12,7 @@ from distensor.core.control import JobState, Topology, Unit, UnitKey
 from distensor.core.errors import DistensorError
 from distensor.optim import OptimizerSpec
 from distensor.program import Source, capture, cut
-from distensor.training.batches import Split, row_count, split_rows
+from distensor.training.batches import Split, flatten_like, row_count, row_major, split_rows
 from distensor.training.connection import JobConnection, Reply
 from distensor.training.receipts import ReceiptSender
 from distensor.training.results import StepResult
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from distensor.nn import DistributedModel
     from distensor.program import Captured, Cut
+    from distensor.program.losses import LossWeight
     from distensor.training.options import TrainerOptions
     from distensor.training.sessions import Session
 
@@ -53,6 +54,7 @@ class TrainingJob:
         self._receipts = receipts
         self._clock = clock
         self._layout = RankLayout(options.parallel)
+        self._row_inputs = row_major(captured.inputs)
         self._tokens_per_second: float | None = None
         self._micro_batches_done = 0
         self._rank_links: dict[int, Sequence[Mapping[str, int]]] = {}
@@ -67,7 +69,7 @@ class TrainingJob:
         options: TrainerOptions,
         optimizer: OptimizerSpec,
         loss: Callable[[Any, Any], Tensor] | None,
-        loss_weight: Callable[[Any], int] | str | None,
+        loss_weight: LossWeight,
         example: Any,
     ) -> TrainingJob:
         """Capture and cut the model, place the job, ship the stages.
@@ -77,7 +79,7 @@ class TrainingJob:
             PlacementError, WorkerLostError, ProgramRejectedError: as `JobConnection` does.
         """
         captured = capture(model.module, example, loss=loss, loss_weight=loss_weight)
-        pieces = cut(captured, model)
+        pieces = cut(captured, model.stages)
         connection = JobConnection.open(
             client=session.client,
             name=name,
@@ -165,12 +167,18 @@ class TrainingJob:
         flat, split = self._split(batch)
         replies = self._send(Command.GRADIENTS, {}, flat, split, extra=self._wanted())
         merged = self._merge(replies)
-        return _number(replies[0].meta["loss"]), {name: merged[name] for name in merged}
+        return _number(replies[0].meta["loss"]), merged
 
     def state(self) -> dict[str, Tensor]:
         """Parameters and buffers by their names in the module, from the first replica."""
-        replies = self._connection.command(Command.STATE, {}, extra=self._wanted())
-        return self._merge(replies)
+        fresh = self._merge(self._connection.command(Command.STATE, {}, extra=self._wanted()))
+        module = self._model.module
+        kept = module.state_dict().keys()
+        return {
+            name: fresh[name] if name in fresh else tensor.detach().clone()
+            for name, tensor in _named(module).items()
+            if name in kept
+        }
 
     def copy_into_module(self) -> None:
         fresh = self.state()
@@ -224,8 +232,8 @@ class TrainingJob:
         return range(place.pp, self._options.stages, self._options.parallel.pipeline_parallel)
 
     def _split(self, batch: Any) -> tuple[dict[str, Tensor], Split]:
-        flat = self._captured.flatten_batch(batch)
-        rows = row_count(flat, self._captured.row_inputs)
+        flat = flatten_like(self._captured.structure, batch)
+        rows = row_count(flat, self._row_inputs)
         parallel = self._options.parallel
         split = split_rows(rows, replicas=parallel.data_parallel, micro_batches=self._options.micro_batches)
         return flat, split
@@ -259,7 +267,7 @@ class TrainingJob:
         for micro, (start, stop) in enumerate(split.rows[self._layout.coordinates(rank).dp]):
             for name in sorted(names):
                 whole = flat[name]
-                inputs[f"{micro}/{name}"] = whole[start:stop] if name in self._captured.row_inputs else whole
+                inputs[f"{micro}/{name}"] = whole[start:stop] if name in self._row_inputs else whole
         return inputs
 
     def _wanted(self) -> dict[int, dict[str, Any]]:

@@ -9,29 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from distensor.core.errors import ConfigError
+from distensor.program import run_module
 from distensor.training.results import Parity
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-
-def loss_of(module: nn.Module, batch: Any, loss: Callable[[Any, Any], Tensor] | None) -> Tensor:
-    """The loss of `batch` in this process, by the rules for batches that `Trainer` documents."""
-    if isinstance(batch, Mapping):
-        outputs = module(**batch)
-    elif isinstance(batch, tuple | list):
-        outputs = module(batch[0])
-    else:
-        outputs = module(batch)
-    if loss is not None:
-        return loss(outputs, batch)
-    if isinstance(outputs, torch.Tensor):
-        return outputs
-    found = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
-    if not isinstance(found, torch.Tensor):
-        raise ConfigError(f"the module returned {type(outputs).__name__} without a loss, and no loss=... was given")
-    return found
 
 
 def compare(
@@ -44,7 +26,7 @@ def compare(
     """Run `batch` through a copy of `module` here, and compare with what the mesh computed."""
     reference = copy.deepcopy(module)
     reference.zero_grad(set_to_none=True)
-    value = loss_of(reference, batch, loss)
+    value = run_module(reference, batch, loss)
     value.backward()  # type: ignore[no-untyped-call]
     expected = {name: p for name, p in reference.named_parameters() if p.requires_grad}
     return Parity(
@@ -52,8 +34,9 @@ def compare(
         reference_loss=float(value.detach()),
         loss_difference=_relative(mesh_loss, float(value.detach())),
         gradient_differences={
-            name: relative_difference(mesh_gradients[name], torch.zeros_like(p) if p.grad is None else p.grad)
+            name: relative_difference(mesh_gradients.get(name, zeros), zeros if p.grad is None else p.grad)
             for name, p in expected.items()
+            for zeros in (torch.zeros_like(p),)
         },
     )
 

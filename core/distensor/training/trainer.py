@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from distensor.nn import DistributedModel
+    from distensor.program.losses import LossWeight
 
 Loss = Callable[[Any, Any], "Tensor"]
 
@@ -60,7 +61,7 @@ class Trainer:
         optimizer_options: Mapping[str, Any] | None = None,
         lr_schedule: Callable[[int], float] | str | None = None,
         loss: Loss | None = None,
-        loss_weight: Callable[[Any], int] | str | None = None,
+        loss_weight: LossWeight = None,
         schedule: str = "1f1b",
         micro_batches: int | None = None,
         sync: str = "allreduce",

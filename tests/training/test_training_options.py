@@ -1,0 +1,101 @@
+"""Keywords of Trainer: what is wrong is refused by name, before anything happens."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from distensor.core import ParallelConfig
+from distensor.core.errors import ConfigError, UnsupportedOptionError
+from distensor.core.schedules import Schedule
+from distensor.training.options import TrainerOptions
+
+
+class Model:
+    """Only what the options ask of a model."""
+
+    stage_count = 2
+
+
+GOOD: dict[str, Any] = {
+    "model": Model(),
+    "parallel": ParallelConfig(pipeline_parallel=2),
+    "schedule": "1f1b",
+    "micro_batches": None,
+    "sync": "allreduce",
+    "clip_norm": None,
+    "precision": "fp32",
+    "accumulate": 1,
+    "checkpoint": None,
+    "backend": "tls",
+    "lr_schedule": None,
+    "seed": 0,
+}
+
+
+def options(**changes: Any) -> TrainerOptions:
+    return TrainerOptions.of(**cast("Any", {**GOOD, **changes}))
+
+
+def test_good_options_are_taken() -> None:
+    made = options(clip_norm=1)
+    assert made.schedule is Schedule.ONE_F_ONE_B
+    assert made.micro_batches == 4
+    assert made.clip_norm == 1.0
+    one = options(parallel=ParallelConfig(data_parallel=2), micro_batches=None)
+    assert one.micro_batches == 1
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value"),
+    [
+        ("sync", "zero3"),
+        ("sync", "distro"),
+        ("sync", "diloco"),
+        ("precision", "bf16"),
+        ("accumulate", 4),
+        ("checkpoint", "folder"),
+        ("backend", "gloo"),
+        ("backend", "nccl"),
+        ("schedule", "zero_bubble"),
+        ("schedule", "interleaved"),
+        ("lr_schedule", "cosine"),
+        ("parallel", ParallelConfig(tensor_parallel=2)),
+        ("parallel", ParallelConfig(context_parallel=2)),
+    ],
+)
+def test_an_option_that_is_not_built_yet_is_refused_by_name(keyword: str, value: Any) -> None:
+    named = {"parallel": "(tensor|context)_parallel=2"}.get(keyword, f"{keyword}=.*{value}")
+    with pytest.raises(UnsupportedOptionError, match=named):
+        options(**{keyword: value})
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value"),
+    [
+        ("sync", "magic"),
+        ("precision", "fp8"),
+        ("backend", "mpi"),
+        ("schedule", "2f2b"),
+        ("micro_batches", 0),
+        ("micro_batches", 2.0),
+        ("micro_batches", True),
+        ("clip_norm", 0),
+        ("clip_norm", -1.0),
+        ("clip_norm", float("nan")),
+        ("clip_norm", float("inf")),
+        ("lr_schedule", 3),
+        ("seed", -1),
+        ("parallel", 4),
+    ],
+)
+def test_a_wrong_value_is_refused_with_keyword_and_value(keyword: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{keyword}=.*{value}") as caught:
+        options(**{keyword: value})
+    assert not isinstance(caught.value, UnsupportedOptionError)
+
+
+def test_stages_that_do_not_divide_name_both_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"2 stages.*pipeline_parallel=4"):
+        options(parallel=ParallelConfig(pipeline_parallel=4))

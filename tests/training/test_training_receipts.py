@@ -1,0 +1,65 @@
+"""Receipts reach the hub, whatever it does in between."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from distensor.core import SYSTEM_CLOCK, Epoch, JobId, Rank
+from distensor.core.control import Unit, UnitKey
+from distensor.core.errors import AuthenticationError, HubUnreachableError
+from distensor.training.receipts import ReceiptSender
+
+
+def unit(step: int) -> Unit:
+    return Unit(key=UnitKey(job_id=JobId("j"), epoch=Epoch(1), step=step, rank=Rank(0)), micro_batches=1)
+
+
+class Hub:
+    """Takes receipts, after being away for the first `away` calls."""
+
+    def __init__(self, away: int = 0, refuses: bool = False) -> None:
+        self.away = away
+        self.refuses = refuses
+        self.taken: list[Unit] = []
+        self.called = threading.Event()
+
+    def report_units(self, units: Sequence[Unit]) -> None:
+        self.called.set()
+        if self.refuses:
+            raise AuthenticationError("token revoked")
+        if self.away > 0:
+            self.away -= 1
+            raise HubUnreachableError("away")
+        self.taken.extend(units)
+
+
+def test_all_receipts_arrive_once_and_in_order() -> None:
+    hub = Hub()
+    sender = ReceiptSender(hub, SYSTEM_CLOCK)
+    for step in range(5000):
+        sender.add([unit(step)])
+    assert sender.close(timeout=20) == 0
+    assert [item.key.step for item in hub.taken] == list(range(5000))
+
+
+def test_a_hub_that_is_away_gets_them_when_it_is_back() -> None:
+    hub = Hub(away=2)
+    sender = ReceiptSender(hub, SYSTEM_CLOCK)
+    sender.add([unit(1), unit(2)])
+    assert sender.close(timeout=20) == 0
+    assert len(hub.taken) == 2
+
+
+def test_a_hub_that_stays_away_does_not_keep_us_for_ever() -> None:
+    sender = ReceiptSender(Hub(away=1_000_000), SYSTEM_CLOCK)
+    sender.add([unit(1)])
+    assert sender.close(timeout=0.2) == 1
+
+
+def test_a_refused_token_is_not_tried_again_and_again() -> None:
+    hub = Hub(refuses=True)
+    sender = ReceiptSender(hub, SYSTEM_CLOCK)
+    sender.add([unit(1)])
+    assert sender.close(timeout=60) == 1
+    assert not hub.taken
