@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import repo_rules as rules
 
+import distensor
+
 MOST_LINES = 500
 LONG_FILES: dict[str, str] = {}  # path -> why it stays in one piece
 CLOCK_ADAPTERS = {"core/distensor/core/clock.py", "distensor_tui/clock.py"}
 FEWEST_WORDS = 3
+LAZY_NAMES = re.compile("|".join(rf"distensor\.{name}" for name in distensor.__all__ if name != "__version__"))
 
 
 def offences(check: object, *, spare: frozenset[str] | set[str] = frozenset()) -> list[str]:
@@ -74,6 +78,18 @@ def test_only_the_adapters_read_the_clock() -> None:
 def test_the_checker_finds_clocks(planted: str) -> None:
     assert list(rules.uses(planted, rules.READS_THE_CLOCK))
     assert not list(rules.uses("import time\ntime.monotonic()", rules.READS_THE_CLOCK))
+
+
+def test_packages_ask_the_root_only_for_its_version() -> None:
+    """The names it resolves for users would drag every layer into any other (`make layers` looks away here)."""
+    users = {f"core/distensor/demo/{path.name}" for path in (rules.ROOT / "core/distensor/demo").glob("*.py")}
+    assert offences(lambda source: rules.uses(source, LAZY_NAMES), spare=users) == []
+
+
+@pytest.mark.parametrize("planted", ["import distensor as ds\nds.Trainer()", "from distensor import init\ninit()"])
+def test_the_checker_finds_uses_of_the_root(planted: str) -> None:
+    assert list(rules.uses(planted, LAZY_NAMES))
+    assert not list(rules.uses("from distensor import __version__\n__version__", LAZY_NAMES))
 
 
 def test_every_broad_except_has_its_reason() -> None:

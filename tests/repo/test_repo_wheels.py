@@ -54,7 +54,7 @@ SURFACE = {
         "WorkerId",
         "value_or",
     ],
-    "distensor.nn": ["DistributedModel", "Replicate", "Shard", "ShardingSpec", "StageMapping"],
+    "distensor.nn": ["DistributedModel", "Placement", "Replicate", "Shard", "ShardingSpec", "StageMapping"],
 }
 
 
