@@ -78,16 +78,26 @@ class Mailbox:
         self._queued_bytes[peer] = queued
         self._queues.setdefault((peer, tag), deque()).append(message)
 
-    def get(self, peer: int, tag: Tag, timeout: float | None) -> Message:
-        """The next message of `peer` with `tag`."""
+    def get(self, peer: int, tag: Tag, timeout: float | None, needed: Collection[int] = ()) -> Message:
+        """The next message of `peer` with `tag`; the loss of any of `needed` ends the wait too."""
         key = (peer, tag)
         with self._lock:
             if key in self._queues:
                 return self._dequeue(key)
-            self._raise_if_lost(peer)
-            waiter = _Waiter(wants=lambda *_: True, concerns=lambda lost: lost == peer)
+            for each in (peer, *needed):
+                self._raise_if_lost(each)
+            waiter = _Waiter(wants=lambda *_: True, concerns=lambda lost: lost == peer or lost in needed)
             self._exact.setdefault(key, deque()).append(waiter)
         return self._await(waiter, timeout, f"{peer_name(peer)} to send {tag}")[2]
+
+    def poll(self, peer: int, tag: Tag) -> Message | None:
+        """The next message of `peer` with `tag` if it is there."""
+        with self._lock:
+            return self._dequeue((peer, tag)) if (peer, tag) in self._queues else None
+
+    def has(self, peer: int, tag: Tag) -> bool:
+        with self._lock:
+            return (peer, tag) in self._queues
 
     def get_any(self, channel: Channel, timeout: float | None, peers: Collection[int] | None) -> Arrival:
         """The oldest message on `channel` of any of `peers` (None: of all)."""

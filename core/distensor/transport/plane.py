@@ -98,15 +98,23 @@ class DataPlane:
         self._mailbox.check(peer)
         return self._link(peer).send(tag, header, buffers)
 
-    def recv(self, peer: int, tag: Tag, timeout: float | None = None) -> Message:
+    def recv(self, peer: int, tag: Tag, timeout: float | None = None, *, needed: Collection[int] = ()) -> Message:
         """The next message with exactly this tag. Messages that arrived before a peer was lost can still be taken.
 
         Raises:
-            PeerLostError: the peer is lost and no such message is there.
+            PeerLostError: no such message is there, and the peer, or one of those `needed` for it to come, is lost.
             TransportTimeoutError: nothing came within `timeout` seconds (None: wait as long as the peer lives).
         """
         self._link(peer)
-        return self._mailbox.get(peer, tag, timeout)
+        return self._mailbox.get(peer, tag, timeout, needed)
+
+    def poll(self, peer: int, tag: Tag) -> Message | None:
+        """Like `recv`, where the message is there already; None otherwise."""
+        return self._mailbox.poll(peer, tag)
+
+    def has(self, peer: int, tag: Tag) -> bool:
+        """Whether `recv` would return a message at once."""
+        return self._mailbox.has(peer, tag)
 
     def recv_any(
         self, channel: Channel, timeout: float | None = None, *, peers: Collection[int] | None = None
