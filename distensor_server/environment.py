@@ -31,8 +31,6 @@ NAMES = frozenset(
 )
 PREFIXES = ("LC_",)
 
-PARENT_VARIABLE = "DISTENSOR_SUPERVISOR_PID"
-"""Lets a worker see that its supervisor died before it asked for PR_SET_PDEATHSIG."""
 MARK_VARIABLE = "DISTENSOR_WORKER_MARK"
 """A random word for each process: a process that carries it is ours, whatever became of its process id."""
 

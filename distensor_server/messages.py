@@ -133,10 +133,10 @@ def _progress(fields: Mapping[str, Any]) -> Progress:
 
 def _link(value: Any) -> LinkBytes:
     if not isinstance(value, dict):
-        raise ValueError("links: expected objects")
+        raise ValueError("expected objects")
     peer = value.get("peer")
     if not isinstance(peer, int) or isinstance(peer, bool) or peer < -1:
-        raise ValueError(f"links: peer {peer!r:.20}, expected a rank or -1")
+        raise ValueError(f"peer {peer!r:.20}, expected a rank or -1")
     return LinkBytes(peer=peer, sent=_integer(value, "sent"), received=_integer(value, "received"))
 
 
@@ -217,7 +217,10 @@ def _bounded_list(fields: Mapping[str, Any], name: str, read: Callable[[Any], An
     value = fields.get(name)
     if not isinstance(value, list) or len(value) > 4096:
         raise ValueError(f"{name}: expected a list of at most 4096")
-    return [read(item) for item in value]
+    try:
+        return [read(item) for item in value]
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 # supervisor -> worker

@@ -2,14 +2,15 @@
 
 How a worker ends with its supervisor, also when that is killed with SIGKILL:
 
-- the worker reads its stdin all the time; end of input means exit at once (every system);
-- on Linux it asks for PR_SET_PDEATHSIG as the first thing it does, and then compares its parent with
-  DISTENSOR_SUPERVISOR_PID, so that a supervisor that died in between is noticed too;
-- what ignores both is found by the mark in its environment and ended when the supervisor starts again (orphans.py).
+- the worker reads its stdin all the time; end of input means exit at once, on every system and at any moment,
+  because the kernel closes the pipe whatever the supervisor died of;
+- on Linux it also asks for PR_SET_PDEATHSIG as the first thing it does, so that one whose threads are stuck dies too;
+- what escapes both is found by the mark in its environment and ended when the supervisor starts again (orphans.py).
 
 The worker asks for the signal itself because the alternatives cost more than they give: `preexec_fn` runs Python
 between fork and exec, which is unsafe beside the threads of grpc, and a launcher is one more interpreter start for
-each worker. Without `preexec_fn`, `subprocess` uses vfork, and no fork handler of grpc ever runs.
+each worker. Without `preexec_fn`, `subprocess` uses vfork, and no fork handler of grpc ever runs. If the supervisor
+dies before the worker has asked, end of input is there when the worker first reads.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from distensor.core.clock import Clock
 from distensor.core.control import Assignment, Certificate, Topology, WorkerChange, WorkerReady
-from distensor_server.environment import MARK_VARIABLE, PARENT_VARIABLE, scrubbed
+from distensor_server.environment import MARK_VARIABLE, scrubbed
 from distensor_server.exits import Evidence, Exit, ExitCause, name_exit
 from distensor_server.lifecycle import (
     BecameConnected,
@@ -306,7 +306,6 @@ class Worker:
     async def _start_process(self) -> WorkerProcess:
         extra = {
             MARK_VARIABLE: self._launch.mark,
-            PARENT_VARIABLE: str(os.getpid()),
             **dict(self._launch.extra_environment),
         }
         return await WorkerProcess.start(

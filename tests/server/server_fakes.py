@@ -1,0 +1,280 @@
+"""What the tests of the supervisor share: a link without a hub, values to assign, and waiting for conditions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from distensor.comm import LinkError, LinkState, LinkStatus, NodeLinkHandler
+from distensor.core.clock import SYSTEM_CLOCK, Clock
+from distensor.core.control import (
+    Assignment,
+    Certificate,
+    Member,
+    NodeInfo,
+    Topology,
+    Unit,
+    WorkerChange,
+    WorkerReady,
+    WorkerState,
+)
+from distensor.core.ids import DeviceId, Epoch, JobId, NodeId, Rank, WorkerId
+from distensor.core.parallel import ParallelConfig
+from distensor.core.reading import Unavailable
+from distensor_server.config import Settings
+from distensor_server.devices.detect import Detector
+from distensor_server.devices.host import HostMemory
+from distensor_server.devices.interpret import cuda_devices
+from distensor_server.devices.model import Device
+from distensor_server.lifecycle import RestartPolicy
+from distensor_server.supervisor import Supervisor
+
+FAKE_WORKER = (sys.executable, "-I", "-S", str(Path(__file__).parent / "fake_worker.py"))
+GIB = 1 << 30
+QUICK = RestartPolicy(first_delay=0.05, longest_delay=0.2, stop_grace=0.5, ready_within=20.0, failures_to_break=3)
+NO_GPU = {"error": {"code": 12, "message": "NVML Shared Library Not Found", "hint": "no driver"}}
+
+
+class NoAccelerators(Detector):
+    """A machine without a GPU, found in no time."""
+
+    async def accelerators(self, memory: HostMemory) -> tuple[Device, ...]:
+        return cuda_devices(NO_GPU, Unavailable(reason="not asked"), memory)
+
+
+class FakeLink:
+    """Records what the supervisor says; a test speaks for the hub through `handler`."""
+
+    def __init__(
+        self, describe: Callable[[], NodeInfo], running: Callable[[], Sequence[Any]], handler: NodeLinkHandler
+    ) -> None:
+        self.describe = describe
+        self.running = running
+        self.handler = handler
+        self.reports: list[WorkerReady | WorkerChange] = []
+        self.claims: list[Unit] = []
+        self.accepting = True
+        self.unanswered_claims = 0
+        self.status = LinkStatus(state=LinkState.CONNECTING, address="hub.example:50051", since=0.0)
+        self.fail: Exception | None = None
+
+    async def run(self) -> None:
+        self.show(LinkState.CONNECTED, node_id=NodeId("n_1"), rtt_ms=1.5)
+        while self.fail is None:
+            await asyncio.sleep(0.02)
+        raise self.fail
+
+    def show(self, state: LinkState, **more: Any) -> None:
+        self.status = replace(self.status, state=state, since=time.time(), **more)
+        self.handler.on_status(self.status)
+
+    def reject(self) -> None:
+        error = LinkError(code="token_used", message="the join token was used already", fix="make another")
+        self.show(LinkState.REJECTED, error=error, next_retry_at=time.time() + 30)
+
+    def report(self, report: WorkerReady | WorkerChange) -> None:
+        self.reports.append(report)
+
+    def claim(self, unit: Unit) -> None:
+        self.claims.append(unit)
+
+    def set_accepting(self, accepting: bool) -> None:
+        self.accepting = accepting
+
+    def states(self, rank: int = 0) -> list[tuple[WorkerState, int]]:
+        return [(r.state, r.restarts) for r in self.changes(rank)]
+
+    def changes(self, rank: int = 0) -> list[WorkerChange]:
+        return [r for r in self.reports if isinstance(r, WorkerChange) and r.rank == rank]
+
+
+def assignment(rank: int = 0, *, job: str = "j_1", epoch: int = 1, device: str = "cpu", ranks: int = 2) -> Assignment:
+    return Assignment(
+        job_id=JobId(job),
+        job_name="tiny",
+        epoch=Epoch(epoch),
+        rank=Rank(rank),
+        parallel=ParallelConfig(pipeline_parallel=ranks),
+        device_id=DeviceId(device),
+        worker_id=WorkerId(f"w_{job}_{epoch}_{rank}"),
+    )
+
+
+def topology(*, job: str = "j_1", epoch: int = 1, ranks: int = 2) -> Topology:
+    return Topology(
+        job_id=JobId(job),
+        job_name="tiny",
+        epoch=Epoch(epoch),
+        parallel=ParallelConfig(pipeline_parallel=ranks),
+        members=tuple(
+            Member(
+                rank=Rank(r), node_id=NodeId(f"n_{r + 1}"), node_name=f"node-{r + 1}", host="127.0.0.1", port=40000 + r
+            )
+            for r in range(ranks)
+        ),
+    )
+
+
+def certificate(rank: int = 0) -> Certificate:
+    return Certificate(rank=Rank(rank), certificate_pem="pem", authority_pem="authority")
+
+
+async def eventually(condition: Callable[[], Any], what: str, seconds: float = 10.0) -> Any:
+    """The first true value of `condition`; fails the test when there is none in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"not within {seconds} s: {what}")
+
+
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = 10.0) -> Any:
+    """The same for tests without a loop."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"not within {seconds} s: {what}")
+
+
+@dataclass
+class Running:
+    """A supervisor in this process, and its link."""
+
+    supervisor: Supervisor
+    link: FakeLink
+    task: asyncio.Task[None]
+    announced: list[dict[str, Any]] = field(default_factory=list)
+
+    async def connected(self) -> None:
+        await eventually(lambda: self.link.status.state is LinkState.CONNECTED, "the link is up")
+
+    def assign(self, *ranks: int, **options: Any) -> None:
+        for rank in ranks:
+            self.link.handler.on_assignment(assignment(rank, **options))
+
+    async def reported(self, state: WorkerState, *, rank: int = 0, restarts: int = 0, seconds: float = 10.0) -> None:
+        await eventually(
+            lambda: (state, restarts) in self.link.states(rank), f"rank {rank} is {state} ({restarts})", seconds
+        )
+
+    def sections(self) -> dict[str, Any]:
+        sections: dict[str, Any] = self.supervisor._sections()
+        json.dumps(sections, allow_nan=False)
+        return sections
+
+
+@asynccontextmanager
+async def supervisor_running(
+    directory: Path, *worker_options: str, policy: RestartPolicy = QUICK, connect: bool = True, **settings: Any
+) -> AsyncIterator[Running]:
+    """A supervisor with fake workers and a fake hub; stopped at the end."""
+    links: list[FakeLink] = []
+
+    def make_link(
+        credential_path: Path,
+        describe: Callable[[], NodeInfo],
+        running: Callable[[], Sequence[Any]],
+        handler: NodeLinkHandler,
+        clock: Clock,
+    ) -> FakeLink:
+        links.append(FakeLink(describe, running, handler))
+        return links[0]
+
+    announced: list[dict[str, Any]] = []
+    supervisor = Supervisor(
+        settings_in(directory, **settings),
+        make_link=make_link,
+        worker_command=(*FAKE_WORKER, *worker_options),
+        detector=NoAccelerators(),
+        policy=policy,
+        clock=SYSTEM_CLOCK,
+        announce=lambda message: announced.append(dict(message)),
+    )
+    running = Running(supervisor, links[0], asyncio.create_task(supervisor.run()), announced)
+    try:
+        if connect:
+            await running.connected()
+        yield running
+    finally:
+        from distensor_server.supervisor import StopMode
+
+        supervisor.stop(StopMode.NOW, "the test is over")
+        await asyncio.wait_for(running.task, 20)
+
+
+def settings_in(directory: Path, **more: Any) -> Settings:
+    values: dict[str, Any] = {"overrides": {"cpu_workers": 2}, "name": "atlas-3", **more}
+    return Settings(state_dir=directory / "state", socket_path=directory / "s.sock", **values)
+
+
+class Client:
+    """A dashboard: reads lines, sends requests."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(10)
+        self._socket.connect(str(path))
+        self._file = self._socket.makefile("rb")
+
+    def read(self) -> dict[str, Any] | None:
+        line = self._file.readline()
+        return json.loads(line) if line else None
+
+    def request(self, method: str, **params: Any) -> dict[str, Any]:
+        """The answer; news that comes in between is dropped."""
+        self.send_bytes(json.dumps({"type": "request", "id": "7", "method": method, "params": params}).encode() + b"\n")
+        while (message := self.read()) is not None:
+            if message["type"] == "response":
+                return message
+        raise AssertionError("closed without an answer")
+
+    def send_bytes(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
+
+
+class AsyncClient:
+    """The same dashboard inside a loop."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def connect(cls, path: Path) -> AsyncClient:
+        return cls(*await asyncio.open_unix_connection(path, limit=1 << 24))
+
+    async def read(self) -> dict[str, Any] | None:
+        line = await asyncio.wait_for(self.reader.readline(), 10)
+        return json.loads(line) if line else None
+
+    async def request(self, method: str, **params: Any) -> dict[str, Any]:
+        return await self.ask({"type": "request", "id": "7", "method": method, "params": params})
+
+    async def ask(self, message: Any) -> dict[str, Any]:
+        return await self.ask_bytes(json.dumps(message).encode() + b"\n")
+
+    async def ask_bytes(self, data: bytes) -> dict[str, Any]:
+        self.writer.write(data)
+        while (answer := await self.read()) is not None:
+            if answer["type"] == "response":
+                return answer
+        raise AssertionError("closed without an answer")
+
+    async def close(self) -> None:
+        self.writer.close()
+        await self.writer.wait_closed()

@@ -1,0 +1,176 @@
+"""Configuration, token, environment and sd_notify."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from server_fakes import settings_in
+
+from distensor.core.errors import AuthenticationError, ConfigError
+from distensor_server.config import (
+    Limits,
+    Settings,
+    default_name,
+    default_socket_path,
+    default_state_dir,
+    read_limits_file,
+)
+from distensor_server.environment import scrubbed
+from distensor_server.jointoken import find_token
+from distensor_server.notify import Notifier
+
+TOKEN = "dtj_abc"
+
+
+def private(path: Path, text: str = TOKEN) -> Path:
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
+
+
+def test_the_token_comes_from_the_file_then_systemd_then_the_environment(tmp_path: Path) -> None:
+    file = private(tmp_path / "token", "dtj_file\n")
+    (tmp_path / "credentials").mkdir()
+    (tmp_path / "credentials" / "join-token").write_text("dtj_systemd")
+    environment = {"DISTENSOR_JOIN_TOKEN": " dtj_env ", "CREDENTIALS_DIRECTORY": str(tmp_path / "credentials")}
+    assert find_token(file, dict(environment)) == "dtj_file"
+    assert find_token(None, dict(environment)) == "dtj_systemd"
+    del environment["CREDENTIALS_DIRECTORY"]
+    assert find_token(None, environment) == "dtj_env"
+    assert environment == {}, "no child may inherit it"
+    assert find_token(None, {}) is None
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660])
+def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    file = private(tmp_path / "token")
+    file.chmod(mode)
+    with pytest.raises(AuthenticationError, match=f"mode {mode:04o}: others can read it; run `chmod 600") as caught:
+        find_token(file, {})
+    assert TOKEN not in str(caught.value)
+
+
+def test_a_token_file_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(AuthenticationError, match="No such file"):
+        find_token(tmp_path / "none", {})
+    with pytest.raises(AuthenticationError, match="is empty"):
+        find_token(private(tmp_path / "empty", "\n"), {})
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    (tmp_path / "binary").chmod(0o600)
+    with pytest.raises(AuthenticationError, match="not plain text"):
+        find_token(tmp_path / "binary", {})
+
+
+def test_the_environment_of_a_worker_is_an_allow_list() -> None:
+    owner = {"PATH": "/bin", "LC_ALL": "C", "HOME": "/h", "AWS_SECRET_ACCESS_KEY": "s", "DISTENSOR_JOIN_TOKEN": "s"}
+    owner |= {"HF_TOKEN": "s", "SSH_AUTH_SOCK": "s", "NOTIFY_SOCKET": "s", "CREDENTIALS_DIRECTORY": "s"}
+    assert scrubbed(owner, {"OMP_NUM_THREADS": "2"}) == {
+        "PATH": "/bin",
+        "LC_ALL": "C",
+        "HOME": "/h",
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "2",
+    }
+
+
+def test_limits_come_from_the_command_line_then_the_file_then_the_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text("cpu_workers = 3\ndrain_seconds = 20\n")
+    assert Limits() == Limits(cpu_workers=1, drain_seconds=90.0)
+    settings = settings_in(tmp_path, config_file=file, overrides={"cpu_workers": 5})
+    assert settings.limits() == Limits(cpu_workers=5, drain_seconds=20)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("cpu_worker = 3", "unknown key 'cpu_worker'; known are cpu_workers, drain_seconds"),
+        ("[devices]\ncpu_workers = 3", "unknown key 'devices'"),
+        ('cpu_workers = "auto"', "cpu_workers = 'auto', expected a whole number"),
+        ("cpu_workers = 1e3", "cpu_workers = 1000.0, expected a whole number"),
+        ("cpu_workers = true", "cpu_workers = True, expected a whole number"),
+        ("cpu_workers = -1", "cpu_workers = -1: expected 0 to 1024"),
+        ("drain_seconds = 1e9", "expected 0 to 3600"),
+        ("cpu_workers = 1\ncpu_workers = 2", "Cannot overwrite a value"),
+        ("cpu_workers 3", "Expected '='"),
+    ],
+)
+def test_a_mistake_in_the_file_is_an_error_and_not_a_default(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_limits_file(file)
+    assert words in str(caught.value)
+    assert str(file) in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml: No such file"):
+        read_limits_file(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("name", ["", "-x", "a b", "x" * 64, "a/b", "ä"])
+def test_a_name_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="--name"):
+        Settings(state_dir=tmp_path, socket_path=tmp_path / "s", name=name)
+
+
+def test_a_host_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--host"):
+        Settings(state_dir=tmp_path, socket_path=tmp_path / "s", name="a", host="a b")
+
+
+@pytest.mark.parametrize(
+    ("host", "name"), [("atlas-3.example.org", "atlas-3"), ("Jo's Mac", "Jo-s-Mac"), ("_", "node")]
+)
+def test_the_default_name_is_a_valid_one(monkeypatch: pytest.MonkeyPatch, host: str, name: str) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
+    assert default_name() == name
+
+
+def test_default_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    user = tmp_path / "state" / "distensor"
+    runtime = tmp_path / "run"
+    assert default_state_dir({"STATE_DIRECTORY": "/var/lib/d:/x"}) == Path("/var/lib/d")
+    assert default_state_dir({}) == user / "server"
+    assert default_socket_path({"DISTENSOR_SOCKET": "/x.sock"}, "linux") == Path("/x.sock")
+    assert default_socket_path({"XDG_RUNTIME_DIR": str(runtime)}, "linux") == user / "supervisor.sock"
+    (runtime / "distensor").mkdir(parents=True)
+    assert default_socket_path({"XDG_RUNTIME_DIR": str(runtime)}, "linux") == runtime / "distensor" / "supervisor.sock"
+    assert default_socket_path({"XDG_RUNTIME_DIR": str(runtime)}, "darwin") == user / "supervisor.sock"
+
+
+def test_systemd_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(path))
+        manager.settimeout(5)
+        notifier = Notifier({"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "30000000"})
+        assert notifier.watchdog_interval == 15.0
+        notifier.ready()
+        notifier.status("IDLE")
+        notifier.status("IDLE")
+        notifier.alive()
+        notifier.reloading(1.5)
+        notifier.stopping()
+        told = [manager.recv(1000) for _ in range(5)]
+    assert told == [b"READY=1", b"STATUS=IDLE", b"WATCHDOG=1", b"RELOADING=1\nMONOTONIC_USEC=1500000", b"STOPPING=1"]
+    notifier.alive()  # the manager is gone: nothing happens
+
+
+def test_systemds_abstract_socket() -> None:
+    name = f"distensor-test-{id(object())}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind("\0" + name)
+        manager.settimeout(5)
+        Notifier({"NOTIFY_SOCKET": "@" + name}).ready()
+        assert manager.recv(100) == b"READY=1"
+
+
+def test_without_systemd_nothing_is_told() -> None:
+    notifier = Notifier({"WATCHDOG_USEC": "nonsense"})
+    assert notifier.watchdog_interval is None
+    notifier.ready()

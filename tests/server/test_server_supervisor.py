@@ -1,0 +1,534 @@
+"""The whole supervisor in this process: real worker processes that need no torch, a hub that the test speaks for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from server_fakes import (
+    QUICK,
+    AsyncClient,
+    Running,
+    assignment,
+    certificate,
+    eventually,
+    supervisor_running,
+    topology,
+)
+
+from distensor.comm import LinkState
+from distensor.core.control import Earnings, Unit, UnitKey, WorkerReady, WorkerState
+from distensor.core.errors import SessionError, StoreError
+from distensor.core.ids import Epoch, JobId, Rank
+from distensor_server.environment import MARK_VARIABLE
+from distensor_server.lifecycle import RestartPolicy
+from distensor_server.supervisor import StopMode
+
+S = WorkerState
+pytestmark = pytest.mark.asyncio
+JOB = (JobId("j_1"), Epoch(1))
+
+
+def state_of(running: Running) -> str:
+    word: str = running.sections()["node"]["state"]
+    return word
+
+
+def own_worker(running: Running, rank: int = 0) -> dict[str, Any]:
+    return next(w for w in running.sections()["workers"] if w["rank"] == rank)
+
+
+def events(running: Running) -> list[str]:
+    return [event["text"] for event in running.sections()["events"]]
+
+
+async def start_job(running: Running, *ranks: int) -> None:
+    """Until the fake workers have done their steps."""
+    running.assign(*ranks)
+    for rank in ranks:
+        await running.reported(S.READY, rank=rank)
+    running.link.handler.on_topology(topology(), [certificate(rank) for rank in ranks])
+    for rank in ranks:
+        await running.reported(S.RUNNING, rank=rank)
+
+
+async def test_a_job_from_assignment_to_release(short_dir: Path) -> None:
+    async with supervisor_running(short_dir) as running:
+        assert running.announced[0] == {
+            "event": "ready",
+            "socket": str(short_dir / "s.sock"),
+            "pid": os.getpid(),
+        }
+        assert running.announced[1] == {"event": "connected", "node_id": "n_1"}
+        assert state_of(running) == "IDLE"
+        info = running.link.describe()
+        assert [(device.device_id, device.slots) for device in info.devices] == [("cuda", 0), ("cpu", 2)]
+
+        await start_job(running, 0, 1)
+        ready = [r for r in running.link.reports if isinstance(r, WorkerReady)]
+        assert sorted((r.rank, r.port, r.csr_pem) for r in ready) == [
+            (0, 40000, "csr of rank 0"),
+            (1, 40001, "csr of rank 1"),
+        ]
+        assert sorted(running.link.running()) == [(*JOB, 0), (*JOB, 1)]
+        await eventually(lambda: len(running.link.claims) == 6, "all steps are claimed")
+        key = UnitKey(job_id=JOB[0], epoch=JOB[1], step=0, rank=Rank(0))
+        assert Unit(key=key, micro_batches=2) in running.link.claims
+        assert state_of(running) == "EARNING"
+        (job,) = running.sections()["jobs"]
+        assert (job["state"], job["step"], job["total_steps"], job["units"]) == ("running", 2, 100, 6)
+        assert [member["mine"] for member in job["members"]] == [True, True]
+        assert {(link["from"], link["to"], link["sent"]) for link in job["links"]} == {(0, -1, 3000), (1, -1, 3000)}
+
+        pids = [own_worker(running, rank)["pid"] for rank in (0, 1)]
+        running.link.handler.on_release(*JOB, "finished")
+        await running.reported(S.EXITED, rank=0)
+        await running.reported(S.EXITED, rank=1)
+        assert running.link.changes()[-1].reason == "released: finished"
+        assert not any(psutil.pid_exists(pid) for pid in pids)
+        assert running.link.running() == []
+        assert state_of(running) == "IDLE"
+        assert running.sections()["jobs"][0]["state"] == "ended"
+        assert (short_dir / "state/logs/w_j_1_1_0.log").read_text() == "rank 0 begins\n"
+
+
+async def test_a_killed_worker_is_named_restarted_and_ready_again(short_dir: Path) -> None:
+    async with supervisor_running(short_dir) as running:
+        await start_job(running, 0)
+        os.kill(own_worker(running)["pid"], signal.SIGKILL)
+        await running.reported(S.READY, restarts=1)
+        told = [(c.state.value, c.restarts, c.reason) for c in running.link.changes()[3:]]
+        words = "killed by signal 9 (SIGKILL)"
+        assert told == [
+            ("exited", 0, words),
+            ("backoff", 0, words),
+            ("starting", 1, words),
+            ("ready", 1, words),
+        ]
+        worker = own_worker(running)
+        assert (worker["restarts"], worker["last_exit"], worker["state"]) == (1, words, "ready")
+        assert state_of(running) == "DEGRADED"
+        assert running.link.running() == [(*JOB, 0)]
+        assert any(words in text and "restart 1 in" in text for text in events(running))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--exit-when-ready", "65", "--failed", "refused_program"), "refused the program: told by the fake (exit 65)"),
+        (("--exit-when-ready", "64"), "did not understand its assignment (exit 64)"),
+        (("--exit-when-ready", "77"), "handshake refused (exit 77)"),
+        (("--exit-when-ready", "0"), "ended by itself (exit 0)"),
+    ],
+)
+async def test_a_final_exit_is_not_restarted(short_dir: Path, options: tuple[str, ...], reason: str) -> None:
+    async with supervisor_running(short_dir, *options) as running:
+        running.assign(0)
+        await running.reported(S.EXITED)
+        assert running.link.changes()[-1].reason == reason
+        assert running.link.running() == []
+        assert own_worker(running)["state"] == "exited"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--exit-when-ready", "1", "--traceback"), "error: ValueError: a bad value (exit 1)"),
+        (("--exit-when-ready", "137"), "out of memory (exit 137)"),
+        (("--exit-when-ready", "70", "--failed", "out_of_memory"), "out of memory: told by the fake (exit 70)"),
+        (("--exit-when-ready", "69", "--failed", "peer_lost"), "lost a peer: told by the fake (exit 69)"),
+        (("--signal-when-ready", "11"), "killed by signal 11 (SIGSEGV)"),
+    ],
+)
+async def test_a_crash_loop_is_broken_shown_and_can_be_reset(
+    short_dir: Path, options: tuple[str, ...], reason: str
+) -> None:
+    async with supervisor_running(short_dir, *options) as running:
+        running.assign(0)
+        await running.reported(S.BROKEN, restarts=2)
+        assert {change.reason for change in running.link.changes() if change.state is S.EXITED} == {reason}
+        assert own_worker(running)["last_exit"] == reason
+        assert state_of(running) == "DEGRADED"
+        client = await AsyncClient.connect(short_dir / "s.sock")
+        assert (await client.request("reset_breaker", worker="other"))["result"] == {"reset": []}
+        assert (await client.request("reset_breaker"))["result"] == {"reset": ["w_j_1_1_0"]}
+        assert not (await client.request("reset_breaker", worker=5))["ok"]
+        await client.close()
+        await running.reported(S.STARTING, restarts=3)
+
+
+async def test_a_program_that_does_not_exist_is_an_exit_reason(short_dir: Path) -> None:
+    async with supervisor_running(short_dir) as running:
+        from dataclasses import replace
+
+        setup = running.supervisor._workforce._setup
+        running.supervisor._workforce._setup = replace(setup, command=("/nowhere/python",))
+        running.assign(0)
+        await running.reported(S.BROKEN, restarts=2)
+        assert "could not be started" in running.link.changes()[-1].reason
+        assert "/nowhere/python" in running.link.changes()[-1].reason
+
+
+async def test_a_worker_that_is_never_ready_is_killed(short_dir: Path) -> None:
+    policy = RestartPolicy(ready_within=0.5, failures_to_break=1)
+    async with supervisor_running(short_dir, "--never-ready", policy=policy) as running:
+        running.assign(0)
+        await running.reported(S.BROKEN)
+        assert running.link.changes()[-1].reason == "was not ready within 0.5 s; killed by signal 9 (SIGKILL)"
+
+
+async def test_garbage_on_stdout_is_told_once_and_costs_nothing(short_dir: Path) -> None:
+    async with supervisor_running(short_dir, "--garbage", "50", "--long-line", "2000000") as running:
+        await start_job(running, 0)
+        told = [text for text in events(running) if "not the protocol" in text]
+        assert told == [
+            "wrote a line that is not the protocol: Expecting value: line 1 column 1 (char 0) ('garbage 0  [31m')"
+        ]
+
+
+async def test_a_process_that_only_writes_garbage_is_ended(short_dir: Path) -> None:
+    async with supervisor_running(short_dir, "--garbage", "5000", "--never-ready") as running:
+        running.assign(0)
+        await running.reported(S.BACKOFF)
+        assert "wrote 100 lines that are not the protocol; killed by signal 9" in running.link.changes()[-1].reason
+
+
+async def test_what_a_worker_started_ends_with_it(short_dir: Path) -> None:
+    async with supervisor_running(short_dir, "--with-child") as running:
+        await start_job(running, 0)
+        child = int(next(text for text in events(running) if text.startswith("child ")).split()[1])
+        assert psutil.pid_exists(child)
+        os.kill(own_worker(running)["pid"], signal.SIGKILL)
+        await running.reported(S.EXITED)
+        await eventually(lambda: not alive(child), "the worker's child is gone")
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def test_a_worker_that_ignores_the_end_of_input_is_killed_after_the_grace(short_dir: Path) -> None:
+    async with supervisor_running(short_dir, "--ignore-eof") as running:
+        await start_job(running, 0)
+        began = time.monotonic()
+        running.link.handler.on_release(*JOB, "finished")
+        await running.reported(S.EXITED)
+        assert QUICK.stop_grace <= time.monotonic() - began < 5
+        assert "did not end in time" in running.link.changes()[-1].reason
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"device": "cuda"}, "device cuda cannot be used: NVML error 12"),
+        ({"device": "GPU-9"}, "this node has no device 'GPU-9'"),
+        ({"job": "j_2"}, "device cpu has 2 slots and none is free"),
+    ],
+)
+async def test_an_assignment_that_cannot_be_taken_is_refused_with_its_reason(
+    short_dir: Path, change: dict[str, Any], words: str
+) -> None:
+    async with supervisor_running(short_dir) as running:
+        running.assign(0, 1)
+        running.link.handler.on_assignment(assignment(7, **change))
+        (refusal,) = running.link.changes(7)
+        assert refusal.state is S.EXITED
+        assert refusal.reason.startswith("refused: ")
+        assert words in refusal.reason
+
+
+async def test_the_same_assignment_again_changes_nothing(short_dir: Path) -> None:
+    async with supervisor_running(short_dir) as running:
+        await start_job(running, 0)
+        pid = own_worker(running)["pid"]
+        running.assign(0)
+        assert own_worker(running)["pid"] == pid
+        assert len(running.sections()["workers"]) == 1
+
+
+async def test_a_newer_epoch_takes_the_place_and_an_older_one_is_refused(short_dir: Path) -> None:
+    async with supervisor_running(short_dir) as running:
+        await start_job(running, 0, 1)
+        old = own_worker(running)["pid"]
+        running.assign(0, epoch=2)
+        await eventually(
+            lambda: any(w["epoch"] == 2 and w["state"] == "ready" for w in running.sections()["workers"]), "new"
+        )
+        assert not alive(old), "the device's memory belongs to one of them only"
+        running.assign(3, epoch=1)
+        assert "epoch 1 of job j_1 is over" in running.link.changes(3)[0].reason
+        running.link.handler.on_topology(topology(epoch=1), [certificate(0)])
+        assert running.link.running() == [(JOB[0], 2, 0)]
+
+
+async def test_a_release_before_the_process_is_there_prevents_it(short_dir: Path) -> None:
+    async with supervisor_running(short_dir) as running:
+        running.assign(0)
+        running.link.handler.on_release(*JOB, "cancelled")
+        await running.reported(S.EXITED)
+        await asyncio.wait_for(running.supervisor._workforce.all_gone(), 5)
+        assert own_worker(running)["pid"] is None
+
+
+async def test_unknown_jobs_are_no_trouble(short_dir: Path) -> None:
+    async with supervisor_running(short_dir) as running:
+        running.link.handler.on_release(JobId("j_9"), Epoch(1), "whatever")
+        running.link.handler.on_topology(topology(job="j_9"), [certificate(0)])
+        assert running.sections()["jobs"] == []
+
+
+async def test_only_the_last_ended_jobs_are_kept(short_dir: Path) -> None:
+    async with supervisor_running(short_dir) as running:
+        for number in range(8):
+            running.assign(0, job=f"j_{number}", ranks=1)
+            await eventually(
+                lambda number=number: any(
+                    w["job"] == f"j_{number}" and w["state"] == "ready" for w in running.sections()["workers"]
+                ),
+                "ready",
+            )
+            running.link.handler.on_release(JobId(f"j_{number}"), Epoch(1), "finished")
+            await asyncio.wait_for(running.supervisor._workforce.all_gone(), 10)
+        names = [job["id"] for job in running.sections()["jobs"]]
+        assert names == [f"j_{number}" for number in range(3, 8)]
+        assert len(running.sections()["workers"]) == 5
+
+
+async def test_the_environment_of_a_worker_holds_no_secret(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTENSOR_JOIN_TOKEN", "dtj_secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "aws-secret")
+    told = short_dir / "environment.json"
+    async with supervisor_running(short_dir, "--tell-environment", str(told)) as running:
+        running.assign(0)
+        await running.reported(S.READY)
+        seen = json.loads(told.read_text())
+        assert "secret" not in json.dumps(seen)
+        assert len(seen["environment"][MARK_VARIABLE]) == 32
+        assert int(seen["environment"]["OMP_NUM_THREADS"]) >= 1
+        process = psutil.Process(own_worker(running)["pid"])
+        assert os.getsid(process.pid) == process.pid, "a session of its own"
+
+
+async def test_pause_and_resume(short_dir: Path) -> None:
+    async with supervisor_running(short_dir) as running:
+        await start_job(running, 0)
+        client = await AsyncClient.connect(short_dir / "s.sock")
+        answer = await client.request("pause", seconds=3600)
+        assert answer["ok"]
+        assert abs(answer["result"]["until"] - time.time() - 3600) < 5
+        assert not running.link.accepting
+        await running.reported(S.EXITED)
+        assert running.link.changes()[-1].reason == "paused by the owner"
+        assert state_of(running) == "PAUSED"
+        running.assign(1)
+        assert running.link.changes(1)[0].reason == "refused: the owner asked for pause"
+        assert (await client.request("resume"))["ok"]
+        assert running.link.accepting
+        assert state_of(running) == "IDLE"
+        assert not (await client.request("resume", now=True))["ok"]
+        assert not (await client.request("pause", seconds=-1))["ok"]
+        await client.close()
+
+
+async def test_drain_gives_running_work_its_time(short_dir: Path) -> None:
+    async with supervisor_running(short_dir, "--ignore-drain") as running:
+        await start_job(running, 0)
+        client = await AsyncClient.connect(short_dir / "s.sock")
+        assert (await client.request("drain", seconds=1))["result"] == {"seconds": 1.0}
+        assert state_of(running) == "DRAINING"
+        await running.reported(S.EXITED)
+        assert state_of(running) == "PAUSED"
+        await client.close()
+
+
+async def test_a_pause_outlives_the_supervisor_and_ends_at_its_time(short_dir: Path) -> None:
+    async with supervisor_running(short_dir) as running:
+        client = await AsyncClient.connect(short_dir / "s.sock")
+        await client.request("pause")
+        await client.close()
+    async with supervisor_running(short_dir) as running:
+        assert not running.link.accepting
+        assert state_of(running) == "PAUSED"
+        client = await AsyncClient.connect(short_dir / "s.sock")
+        await client.request("pause", seconds=0.5)
+        await client.close()
+        await eventually(lambda: running.link.accepting, "the pause is over")
+        assert state_of(running) == "IDLE"
+
+
+async def test_deltas_reach_a_dashboard(short_dir: Path) -> None:
+    async with supervisor_running(short_dir) as running:
+        client = await AsyncClient.connect(short_dir / "s.sock")
+        hello, snapshot = await client.read(), await client.read()
+        assert hello is not None
+        assert hello["node"] == "atlas-3"
+        assert snapshot is not None
+        assert snapshot["data"]["node"]["state"] == "IDLE"
+        await start_job(running, 0)
+        began, seen, deltas = time.monotonic(), dict(snapshot["data"]), 0
+        while seen["node"]["state"] != "EARNING" or not seen["jobs"][0]["units"] == 3:
+            message = await client.read()
+            assert message is not None
+            deltas += 1
+            assert message["seq"] == deltas + 1
+            seen |= message["data"]
+        assert deltas <= 4 * (time.monotonic() - began) + 2
+        assert seen["workers"][0]["step"] == 2
+        await client.close()
+
+
+async def test_earnings_are_shown_and_kept(short_dir: Path) -> None:
+    async with supervisor_running(short_dir) as running:
+        running.link.handler.on_earnings(Earnings(confirmed_micro=5000, confirmed_units=3, pending_units=1))
+        shown = running.sections()["earnings"]
+        assert (shown["confirmed_micro"], shown["today_micro"], shown["pending_units"]) == (5000, 5000, 1)
+        assert abs(shown["confirmed_at"] - time.time()) < 5
+    async with supervisor_running(short_dir) as running:
+        shown = running.sections()["earnings"]
+        assert (shown["confirmed_micro"], shown["today_micro"], shown["confirmed_at"]) == (5000, 5000, None)
+        running.link.handler.on_earnings(Earnings(confirmed_micro=7000))
+        assert running.sections()["earnings"]["today_micro"] == 7000
+
+
+async def test_recent_claims_are_made_again_after_a_start(short_dir: Path) -> None:
+    async with supervisor_running(short_dir) as running:
+        await start_job(running, 0)
+        claims = await eventually(lambda: len(running.link.claims) == 3 and running.link.claims, "claimed")
+    async with supervisor_running(short_dir) as again:
+        assert again.link.claims == claims
+
+
+async def test_a_full_disk_is_shown_and_work_goes_on(short_dir: Path) -> None:
+    async with supervisor_running(short_dir) as running:
+        (short_dir / "state/receipts").rename(short_dir / "state/gone")
+        await start_job(running, 0)
+        await eventually(lambda: len(running.link.claims) == 3, "claimed all the same")
+        assert any("cannot write receipts" in text for text in events(running))
+        (short_dir / "state/gone").rename(short_dir / "state/receipts")
+
+
+@pytest.mark.parametrize(("with_worker", "state"), [(False, "OFFLINE"), (True, "DEGRADED")])
+async def test_without_a_hub_the_work_goes_on_and_the_reason_is_shown(
+    short_dir: Path, with_worker: bool, state: str
+) -> None:
+    async with supervisor_running(short_dir) as running:
+        if with_worker:
+            await start_job(running, 0)
+        running.link.reject()
+        sections = running.sections()
+        assert sections["node"]["state"] == state
+        assert sections["hub"]["state"] == "rejected"
+        assert sections["hub"]["error"] == {
+            "code": "token_used",
+            "message": "the join token was used already",
+            "fix": "make another",
+        }
+        assert sections["hub"]["next_retry_at"] > time.time()
+        assert any("the join token was used already; make another" in text for text in events(running))
+        assert not with_worker or own_worker(running)["state"] == "running"
+
+
+async def test_draining_waits_and_a_second_stop_does_not(short_dir: Path) -> None:
+    async with supervisor_running(short_dir, "--ignore-drain") as running:
+        await start_job(running, 0)
+        pid = own_worker(running)["pid"]
+        running.supervisor.stop_by_signal("SIGTERM")
+        await running.reported(S.DRAINING)
+        assert state_of(running) == "DRAINING"
+        assert alive(pid)
+        running.supervisor.stop_by_signal("SIGTERM")
+        await asyncio.wait_for(running.task, 10)
+        assert not alive(pid)
+        assert not (short_dir / "s.sock").exists()
+        assert not (short_dir / "state/workers.json").exists()
+
+
+async def test_a_drain_ends_as_soon_as_the_workers_do(short_dir: Path) -> None:
+    async with supervisor_running(short_dir) as running:
+        await start_job(running, 0, 1)
+        running.supervisor.stop_by_signal("SIGTERM")
+        await asyncio.wait_for(running.task, 10)
+        assert running.link.changes()[-1].reason == "the supervisor got SIGTERM"
+        assert not running.link.accepting
+
+
+async def test_a_failure_inside_ends_everything_in_order(short_dir: Path) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        async with supervisor_running(short_dir) as running:
+            await start_job(running, 0)
+            pid = own_worker(running)["pid"]
+            running.link.fail = RuntimeError("a bug")
+            await asyncio.wait({running.task}, timeout=10)
+    assert "a bug" in str(caught.value.exceptions)
+    assert not alive(pid)
+    assert not (short_dir / "s.sock").exists()
+
+
+async def test_a_second_supervisor_is_refused_and_harms_nothing(short_dir: Path) -> None:
+    async with supervisor_running(short_dir) as running:
+        with pytest.raises(SessionError, match=r"state directory .* is in use by another supervisor \(process \d+\)"):
+            async with supervisor_running(short_dir, connect=False) as second:
+                await asyncio.wait({second.task}, timeout=10)
+        client = await AsyncClient.connect(short_dir / "s.sock")
+        assert (await client.request("ping"))["ok"]
+        await client.close()
+        assert state_of(running) == "IDLE"
+
+
+async def test_a_socket_that_cannot_be_made_ends_the_start(short_dir: Path) -> None:
+    (short_dir / "s.sock").write_text("precious")
+    with pytest.raises(StoreError, match="is no socket"):
+        async with supervisor_running(short_dir, connect=False) as running:
+            await asyncio.wait({running.task}, timeout=10)
+
+
+async def test_limits_are_read_again_and_a_bad_file_changes_nothing(short_dir: Path) -> None:
+    config = short_dir / "server.toml"
+    config.write_text("cpu_workers = 1\n")
+    async with supervisor_running(short_dir, config_file=config, overrides=None) as running:
+        assert running.sections()["devices"][-1]["slots"] == 1
+        config.write_text("cpu_workers = 3\n")
+        running.supervisor.reload()
+        assert running.link.describe().devices[-1].slots == 3
+        config.write_text("cpu_workerz = 9\n")
+        running.supervisor.reload()
+        assert running.sections()["devices"][-1]["slots"] == 3
+        assert any("unknown key 'cpu_workerz'" in text for text in events(running))
+
+
+async def test_many_short_jobs_leave_no_zombie_no_descriptor_and_no_thread(short_dir: Path) -> None:
+    me = psutil.Process()
+
+    async def one(running: Running, number: int) -> None:
+        running.assign(0, job=f"j_{number}", ranks=1)
+        await eventually(lambda: running.link.running() and running.sections()["workers"][-1]["state"] == "ready", "up")
+        running.link.handler.on_release(JobId(f"j_{number}"), Epoch(1), "finished")
+        await asyncio.wait_for(running.supervisor._workforce.all_gone(), 10)
+
+    async with supervisor_running(short_dir) as running:
+        for number in range(5):
+            await one(running, number)
+        before = me.num_fds(), me.num_threads()
+        for number in range(5, 50):
+            await one(running, number)
+        assert not [child for child in me.children() if child.status() == psutil.STATUS_ZOMBIE]
+        assert me.num_fds() <= before[0] + 1
+        assert me.num_threads() <= before[1] + 1
+
+
+async def test_offline_from_the_start_is_not_connected(short_dir: Path) -> None:
+    async with supervisor_running(short_dir) as running:
+        running.link.show(LinkState.OFFLINE, next_retry_at=time.time() + 5)
+        assert running.sections()["node"]["state"] == "OFFLINE"
+        assert running.sections()["hub"]["next_retry_at"] > time.time()
+        assert StopMode.NOW > StopMode.DRAIN
