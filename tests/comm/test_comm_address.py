@@ -1,0 +1,45 @@
+"""Addresses and the proxies that must not sit in front of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from distensor.comm.address import HubAddress, is_local, parse_address, proxy_in_the_way
+from distensor.core.errors import ConfigError
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:50051", "hub.example.org:1", "[::1]:65535", "localhost:80"])
+def test_an_address_survives_its_text(text: str) -> None:
+    assert str(parse_address(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ":", "host", "host:", ":1", "host:0", "host:65536", "host:auto", "host:1e3", "::1:5", "host:-1", "h:٣"],
+)
+def test_what_is_no_address_is_refused_by_its_text(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_address(text)
+    assert repr(text) in str(caught.value)
+
+
+def test_port_zero_is_for_listening_only() -> None:
+    assert parse_address("127.0.0.1:0", allow_port_zero=True) == HubAddress(host="127.0.0.1", port=0)
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "::1", "10.1.2.3", "192.168.0.9", "localhost", "fe80::1%eth0", "nas.local"]
+)
+def test_this_machine_and_its_network_are_local(host: str) -> None:
+    assert is_local(host)
+
+
+@pytest.mark.parametrize("host", ["93.184.216.34", "hub.example.org", "2606:4700::1111"])
+def test_others_are_not(host: str) -> None:
+    assert not is_local(host)
+
+
+def test_a_proxy_is_blamed_only_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "http://proxy:9")
+    assert proxy_in_the_way("127.0.0.1") is None
+    assert proxy_in_the_way("hub.example.org") == "https_proxy=http://proxy:9"

@@ -1,0 +1,126 @@
+"""Where ranks go: the documented rule, capacity, memory, and the same answer every time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hub_kit import spec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distensor.core.control import DeviceKind, JobSpec
+from distensor.core.errors import PlacementError
+from distensor.core.ids import DeviceId, NodeId, Rank
+from distensor.core.parallel import ParallelConfig
+from distensor.hub.placement import DeviceOffer, NodeOffer, place
+
+
+def node(name: str, *devices: tuple[DeviceKind, int] | DeviceOffer) -> NodeOffer:
+    offers = tuple(
+        device
+        if isinstance(device, DeviceOffer)
+        else DeviceOffer(device_id=DeviceId(f"{device[0]}:{index}"), kind=device[0], slots=device[1])
+        for index, device in enumerate(devices)
+    )
+    return NodeOffer(node_id=NodeId(f"n_{name}"), name=name, devices=offers)
+
+
+def cpus(name: str, slots: int) -> NodeOffer:
+    return node(name, (DeviceKind.CPU, slots))
+
+
+def where(job: JobSpec, *offers: NodeOffer) -> list[str]:
+    names = {offer.node_id: offer.name for offer in offers}
+    return [names[one.node_id] for one in place(job, offers)]
+
+
+def job(**sizes: int) -> JobSpec:
+    return replace(spec(csr="csr"), parallel=ParallelConfig(**sizes))
+
+
+def test_each_replica_of_the_main_job_has_a_node_of_its_own() -> None:
+    main = job(data_parallel=2, pipeline_parallel=2)
+    assert where(main, cpus("a", 2), cpus("b", 2)) == ["a", "a", "b", "b"]
+
+
+def test_replicas_spread_even_where_one_node_could_take_all() -> None:
+    main = job(data_parallel=2, pipeline_parallel=2)
+    assert where(main, cpus("a", 4), cpus("b", 4)) == ["a", "a", "b", "b"]
+
+
+def test_a_replica_that_fits_nowhere_whole_is_cut_by_stage() -> None:
+    wide = job(tensor_parallel=2, pipeline_parallel=2)
+    assert where(wide, cpus("a", 2), cpus("b", 3)) == ["b", "b", "a", "a"]
+
+
+def test_a_stage_that_fits_nowhere_whole_is_cut_by_tensor_coordinate() -> None:
+    assert where(job(tensor_parallel=3), cpus("a", 1), cpus("b", 2)) == ["b", "b", "a"]
+
+
+def test_parts_stay_near_the_part_before() -> None:
+    assert where(job(pipeline_parallel=5), cpus("a", 3), cpus("b", 4)) == ["b", "b", "b", "b", "a"]
+
+
+def test_accelerators_come_before_the_cpu() -> None:
+    mixed = node("a", (DeviceKind.CPU, 4), (DeviceKind.CUDA, 1))
+    assert [one.device_id for one in place(job(pipeline_parallel=2), [mixed])] == ["cuda:1", "cpu:0"]
+
+
+def test_only_the_kinds_that_were_asked_for_count() -> None:
+    wanted = replace(job(), device_kinds=(DeviceKind.CUDA,))
+    with pytest.raises(PlacementError, match="0 free slots of kind cuda"):
+        place(wanted, [cpus("a", 4)])
+
+
+def test_too_few_slots_names_both_numbers_and_the_nodes() -> None:
+    with pytest.raises(PlacementError) as caught:
+        place(job(data_parallel=2, pipeline_parallel=3), [cpus("atlas-1", 2), cpus("atlas-2", 1)])
+    text = str(caught.value)
+    assert "needs 6 workers (dp 2 x tp 1 x pp 3 x cp 1)" in text
+    assert "3 free slots on 2 connected nodes (atlas-1 2, atlas-2 1)" in text
+
+
+def test_no_node_at_all_is_an_error_too() -> None:
+    with pytest.raises(PlacementError, match="0 free slots on 0 connected nodes"):
+        place(job(), [])
+
+
+def test_a_thousand_nodes_are_not_all_named() -> None:
+    with pytest.raises(PlacementError, match="and 992 more") as caught:
+        place(job(), [cpus(f"node-{index}", 0) for index in range(1000)])
+    assert len(str(caught.value)) < 500
+
+
+def gpu(index: int, free: int) -> DeviceOffer:
+    return DeviceOffer(device_id=DeviceId(f"cuda:{index}"), kind=DeviceKind.CUDA, slots=2, free_bytes=free)
+
+
+def test_a_rank_goes_where_its_memory_is() -> None:
+    two = replace(job(pipeline_parallel=2), bytes_per_rank=(50, 90))
+    assert [one.device_id for one in place(two, [node("a", gpu(0, 60), gpu(1, 100))])] == ["cuda:0", "cuda:1"]
+
+
+def test_a_device_is_not_filled_beyond_its_memory() -> None:
+    two = replace(job(data_parallel=2), bytes_per_rank=(60, 60))
+    with pytest.raises(PlacementError, match="rank 1 needs 60 bytes, the largest free device has 40"):
+        place(two, [node("a", gpu(0, 100))])
+
+
+SIZES = st.integers(min_value=1, max_value=3)
+
+
+@given(st.lists(st.integers(min_value=0, max_value=6), max_size=6), SIZES, SIZES, SIZES, st.randoms())
+def test_every_rank_has_one_free_slot_or_all_is_refused(slots, dp, pp, tp, random) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    offers = [cpus(f"n{index}", count) for index, count in enumerate(slots)]
+    wanted = job(data_parallel=dp, pipeline_parallel=pp, tensor_parallel=tp)
+    if dp * pp * tp > sum(slots):
+        with pytest.raises(PlacementError):
+            place(wanted, offers)
+        return
+    places = place(wanted, offers)
+    assert [one.rank for one in places] == [Rank(rank) for rank in range(dp * pp * tp)]
+    for offer in offers:
+        assert sum(one.node_id == offer.node_id for one in places) <= offer.slots
+    random.shuffle(offers)
+    assert place(wanted, offers) == places, "the order in which nodes are listed must not matter"
