@@ -57,11 +57,11 @@ def test_the_check_sees_what_a_module_loads() -> None:
 
 
 def test_import_distensor_is_cheap() -> None:
-    """Under 50 ms more than a bare interpreter. The smallest of several is compared: noise only ever adds."""
-    code = "import time; start = time.perf_counter(); import distensor; print(time.perf_counter() - start)"
-    costs = sorted(float(fresh(code)) * 1000 for _ in range(7))
-    print(f"import distensor: {costs[0]:.1f} ms at best, {statistics.median(costs):.1f} ms in the middle")
-    assert costs[0] < ALLOWED_MS
+    """Under 50 ms of CPU more than a bare interpreter: a busy machine makes wall time longer, CPU time hardly."""
+    code = "from time import process_time as t; start = t(); import distensor; print(t() - start)"
+    cost = statistics.median(float(fresh(code)) * 1000 for _ in range(7))
+    print(f"import distensor: {cost:.1f} ms")
+    assert cost < ALLOWED_MS
 
 
 @pytest.mark.parametrize("package", ["distensor", "distensor_server", "distensor_tui"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import tomllib
 from pathlib import Path
@@ -55,6 +56,42 @@ SURFACE = {
         "value_or",
     ],
     "distensor.nn": ["DistributedModel", "Placement", "Replicate", "Shard", "ShardingSpec", "StageMapping"],
+}
+
+
+# What training scripts write as keywords.
+KEYWORDS = {
+    "distensor:Trainer": {
+        "model",
+        "parallel",
+        "optimizer",
+        "lr",
+        "optimizer_options",
+        "lr_schedule",
+        "loss",
+        "loss_weight",
+        "schedule",
+        "micro_batches",
+        "sync",
+        "clip_norm",
+        "precision",
+        "accumulate",
+        "checkpoint",
+        "backend",
+        "seed",
+        "name",
+        "progress",
+        "session",
+    },
+    "distensor:ParallelConfig": {
+        "data_parallel",
+        "tensor_parallel",
+        "pipeline_parallel",
+        "context_parallel",
+        "order",
+    },
+    "distensor:init": {"mode", "workers", "nodes", "node_names", "token", "api_key", "address", "clock"},
+    "distensor:DistributedModel": {"module", "stage_mapping", "tp_spec"},
 }
 
 
@@ -133,6 +170,13 @@ def test_the_public_surface_is_the_frozen_list(module: str) -> None:
 def test_every_public_name_resolves(module: str) -> None:
     loaded = importlib.import_module(module)
     assert [name for name in SURFACE[module] if not hasattr(loaded, name)] == []
+
+
+@pytest.mark.parametrize("target", KEYWORDS)
+def test_the_keywords_are_the_frozen_list(target: str) -> None:
+    module, _, name = target.partition(":")
+    signature = inspect.signature(getattr(importlib.import_module(module), name))
+    assert set(signature.parameters) == KEYWORDS[target]
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
