@@ -225,7 +225,7 @@ class ProgramData:
         last = [name for name in (self.loss, self.weight) if name is not None]
         return (*(spec.name for spec in self.outputs), *last)
 
-    def inputs_from(self, source: Source) -> tuple[InputSpec, ...]:
+    def inputs_from(self, source: Source | str) -> tuple[InputSpec, ...]:
         return tuple(spec for spec in self.inputs if spec.source == source)
 
 
