@@ -114,6 +114,11 @@ def _run(arguments: argparse.Namespace) -> int:
             f"no join token, and {settings.state_dir} holds no identity of an earlier start: "
             f"give the token that the hub printed by --token-file or in {VARIABLE}"
         )
+    if token is not None:
+        # A token that was cut off while copying will never work: better said now than on every retry.
+        from distensor.comm.tokens import decode_token
+
+        decode_token(token)
     asyncio.run(_supervise(settings, token, arguments))
     return ExitCode.OK
 

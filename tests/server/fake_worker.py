@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 
 def say(**message: object) -> None:
@@ -48,6 +49,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--failed", default="")
     parser.add_argument("--traceback", action="store_true")
     parser.add_argument("--tell-environment", default="")
+    parser.add_argument("--csr-file", type=Path)
     return parser.parse_args()
 
 
@@ -60,8 +62,8 @@ def before_ready(options: argparse.Namespace) -> None:
         child = subprocess.Popen(["sleep", "600"])
         say(type="event", severity="info", text=f"child {child.pid}")
     if options.tell_environment:
-        with open(options.tell_environment, "w") as file:
-            json.dump({"environment": dict(os.environ), "argv": sys.argv}, file)
+        told = {"environment": dict(os.environ), "argv": sys.argv}
+        Path(options.tell_environment).write_text(json.dumps(told))
     for number in range(options.garbage):
         sys.stdout.write(f"garbage {number} \x1b[31m\n")
     if options.long_line:
@@ -88,7 +90,8 @@ def main() -> int:
     sys.stderr.flush()
     before_ready(options)
     if not options.never_ready:
-        say(type="ready", v=1, port=40000 + assign["rank"], csr=f"csr of rank {assign['rank']}")
+        csr = options.csr_file.read_text() if options.csr_file else f"csr of rank {assign['rank']}"
+        say(type="ready", v=1, port=40000 + assign["rank"], csr=csr)
     after_ready(options)
     for line in sys.stdin:
         message = json.loads(line)

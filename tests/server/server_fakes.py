@@ -35,7 +35,7 @@ from distensor_server.devices.host import HostMemory
 from distensor_server.devices.interpret import cuda_devices
 from distensor_server.devices.model import Device
 from distensor_server.lifecycle import RestartPolicy
-from distensor_server.supervisor import Supervisor
+from distensor_server.supervisor import StopMode, Supervisor
 
 FAKE_WORKER = (sys.executable, "-I", "-S", str(Path(__file__).parent / "fake_worker.py"))
 GIB = 1 << 30
@@ -64,13 +64,11 @@ class FakeLink:
         self.accepting = True
         self.unanswered_claims = 0
         self.status = LinkStatus(state=LinkState.CONNECTING, address="hub.example:50051", since=0.0)
-        self.fail: Exception | None = None
+        self.failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
         self.show(LinkState.CONNECTED, node_id=NodeId("n_1"), rtt_ms=1.5)
-        while self.fail is None:
-            await asyncio.sleep(0.02)
-        raise self.fail
+        raise await self.failure
 
     def show(self, state: LinkState, **more: Any) -> None:
         self.status = replace(self.status, state=state, since=time.time(), **more)
@@ -176,7 +174,12 @@ class Running:
 
 @asynccontextmanager
 async def supervisor_running(
-    directory: Path, *worker_options: str, policy: RestartPolicy = QUICK, connect: bool = True, **settings: Any
+    directory: Path,
+    *worker_options: str,
+    policy: RestartPolicy = QUICK,
+    connect: bool = True,
+    may_fail: bool = False,
+    **settings: Any,
 ) -> AsyncIterator[Running]:
     """A supervisor with fake workers and a fake hub; stopped at the end."""
     links: list[FakeLink] = []
@@ -207,10 +210,11 @@ async def supervisor_running(
             await running.connected()
         yield running
     finally:
-        from distensor_server.supervisor import StopMode
-
         supervisor.stop(StopMode.NOW, "the test is over")
-        await asyncio.wait_for(running.task, 20)
+        await asyncio.wait({running.task}, timeout=20)
+        assert running.task.done()
+        if not may_fail:
+            running.task.result()
 
 
 def settings_in(directory: Path, **more: Any) -> Settings:

@@ -158,17 +158,13 @@ EVENTS = st.one_of(
 def test_nothing_that_must_never_happen_happens(walk: list[tuple[Event, float]]) -> None:
     life, now, process, timer, restarts, ending = Life(), 0.0, False, False, 0, False
     for event, seconds in walk:
-        if isinstance(event, ProcessEnded) and not process:
-            continue  # a process that does not exist cannot end
-        if isinstance(event, TimerFired) and not timer:
-            continue
+        if not {ProcessEnded: process, TimerFired: timer}.get(type(event), True):
+            continue  # a process that does not exist cannot end, nor a timer that is not set fire
         now += seconds
         before = life
         life, effects = step(life, event, now=now, policy=POLICY)
-        if isinstance(event, ProcessEnded):
-            process = False
-        if isinstance(event, TimerFired):
-            timer = False
+        process = process and not isinstance(event, ProcessEnded)
+        timer = timer and not isinstance(event, TimerFired)
         for effect in effects:
             match effect:
                 case Spawn():

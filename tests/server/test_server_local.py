@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import stat
 from collections.abc import AsyncIterator, Mapping
@@ -205,7 +204,7 @@ async def test_a_socket_that_answers_is_left_alone(served: Served, client: Async
 async def test_a_socket_file_that_became_somebody_elses_is_not_removed(short_dir: Path) -> None:
     first, second = Served(short_dir / "s.sock"), Served(short_dir / "s.sock")
     await first.server.start()
-    os.unlink(short_dir / "s.sock")
+    (short_dir / "s.sock").unlink()
     await second.server.start()
     await first.server.close()
     assert (short_dir / "s.sock").exists()

@@ -33,9 +33,9 @@ def unit(step: int) -> Unit:
 
 
 def test_one_owner_at_a_time(tmp_path: Path) -> None:
-    with StateDirectory(tmp_path / "state"):
-        with pytest.raises(SessionError, match=rf"in use by another supervisor \(process {os.getpid()}\)"):
-            StateDirectory(tmp_path / "state").open()
+    words = rf"in use by another supervisor \(process {os.getpid()}\)"
+    with StateDirectory(tmp_path / "state"), pytest.raises(SessionError, match=words):
+        StateDirectory(tmp_path / "state").open()
     StateDirectory(tmp_path / "state").open()
 
 
