@@ -5,16 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distensor.core.errors import BatchError
-from distensor.program.batch import difference, flatten
 from distensor.program.expressions import Size
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from distensor.program.batch import Structure
     from distensor.program.values import ValueSpec
 
 
@@ -23,6 +21,11 @@ class Split:
     """`rows[replica][micro]` is the half-open range of rows; a replica may have none."""
 
     rows: tuple[tuple[tuple[int, int], ...], ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of every micro-batch, replica after replica."""
+        return tuple(stop - start for replica in self.rows for start, stop in replica)
 
     @property
     def micro_batches(self) -> tuple[int, ...]:
@@ -57,19 +60,6 @@ def _ranges(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
     for index in range(parts):
         edges.append(edges[-1] + size + (1 if index < larger else 0))
     return list(itertools.pairwise(edges))
-
-
-def flatten_like(structure: Structure, batch: Any) -> dict[str, Tensor]:
-    """The tensors of a batch by name.
-
-    Raises:
-        BatchError: it is not built like the batch that the module was captured with.
-    """
-    given, flat = flatten(batch)
-    what = difference(structure, given)
-    if what is not None:
-        raise BatchError(what)
-    return flat
 
 
 def row_major(inputs: Sequence[ValueSpec]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from distensor.core.control import JobState, Topology, Unit, UnitKey
 from distensor.core.errors import DistensorError
 from distensor.optim import OptimizerSpec
 from distensor.program import Source, capture, cut
-from distensor.training.batches import Split, flatten_like, row_count, row_major, split_rows
+from distensor.training.batches import Split, row_count, row_major, split_rows
 from distensor.training.connection import JobConnection, Reply
 from distensor.training.receipts import ReceiptSender
 from distensor.training.results import StepResult
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from distensor.nn import DistributedModel
-    from distensor.program import Captured, Cut
+    from distensor.program import Cut
     from distensor.program.losses import LossWeight
     from distensor.training.options import TrainerOptions
     from distensor.training.sessions import Session
@@ -40,7 +41,6 @@ class TrainingJob:
         *,
         connection: JobConnection,
         model: DistributedModel,
-        captured: Captured,
         pieces: Cut,
         options: TrainerOptions,
         receipts: ReceiptSender,
@@ -48,13 +48,12 @@ class TrainingJob:
     ) -> None:
         self._connection = connection
         self._model = model
-        self._captured = captured
         self._pieces = pieces
         self._options = options
         self._receipts = receipts
         self._clock = clock
         self._layout = RankLayout(options.parallel)
-        self._row_inputs = row_major(captured.inputs)
+        self._row_inputs = row_major(pieces.batch_inputs)
         self._tokens_per_second: float | None = None
         self._micro_batches_done = 0
         self._rank_links: dict[int, Sequence[Mapping[str, int]]] = {}
@@ -92,7 +91,6 @@ class TrainingJob:
         job = cls(
             connection=connection,
             model=model,
-            captured=captured,
             pieces=pieces,
             options=options,
             receipts=ReceiptSender(session.client, session.clock),
@@ -130,10 +128,10 @@ class TrainingJob:
 
     def step(self, number: int, batch: Any, lr: float, total_steps: int | None) -> tuple[StepResult, list[bool]]:
         """One optimizer step; the second value says for each rank whether it has applied the update."""
-        flat, split = self._split(batch)
+        parts, split = self._split(batch)
         before, started = self._bytes(), self._clock.monotonic()
         meta = {"step": number, "lr": lr, "total_steps": total_steps, "tokens_per_second": self._tokens_per_second}
-        replies = self._send(Command.STEP, meta, flat, split)
+        replies = self._send(Command.STEP, meta, parts, split)
         seconds = self._clock.monotonic() - started
         after = self._bytes()
         result = _step_result(number, lr, replies, seconds, after[0] - before[0], after[1] - before[1])
@@ -158,14 +156,14 @@ class TrainingJob:
 
     def evaluate(self, batch: Any) -> tuple[float, float]:
         """(mean loss, number of real elements); the loss is NaN where there is no real element."""
-        flat, split = self._split(batch)
-        replies = self._send(Command.EVALUATE, {}, flat, split)
+        parts, split = self._split(batch)
+        replies = self._send(Command.EVALUATE, {}, parts, split)
         return _number(replies[0].meta["loss"]), float(replies[0].meta["weight"])
 
     def gradients(self, batch: Any) -> tuple[float, dict[str, Tensor]]:
         """(mean loss, full gradients by parameter name)."""
-        flat, split = self._split(batch)
-        replies = self._send(Command.GRADIENTS, {}, flat, split, extra=self._wanted())
+        parts, split = self._split(batch)
+        replies = self._send(Command.GRADIENTS, {}, parts, split, extra=self._wanted())
         merged = self._merge(replies)
         return _number(replies[0].meta["loss"]), merged
 
@@ -231,18 +229,20 @@ class TrainingJob:
         place = self._layout.coordinates(rank)
         return range(place.pp, self._options.stages, self._options.parallel.pipeline_parallel)
 
-    def _split(self, batch: Any) -> tuple[dict[str, Tensor], Split]:
-        flat = flatten_like(self._captured.structure, batch)
+    def _split(self, batch: Any) -> tuple[list[list[dict[str, Tensor]]], Split]:
+        """The micro-batches of each replica."""
+        flat = self._pieces.flatten_batch(batch)
         rows = row_count(flat, self._row_inputs)
         parallel = self._options.parallel
         split = split_rows(rows, replicas=parallel.data_parallel, micro_batches=self._options.micro_batches)
-        return flat, split
+        parts = iter(self._pieces.split_rows(flat, split.sizes))
+        return [list(itertools.islice(parts, count)) for count in split.micro_batches], split
 
     def _send(
         self,
         command: Command,
         meta: Mapping[str, Any],
-        flat: Mapping[str, Tensor],
+        parts: Sequence[Sequence[Mapping[str, Tensor]]],
         split: Split,
         extra: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> list[Reply]:
@@ -253,22 +253,15 @@ class TrainingJob:
             }
             for rank in self._connection.ranks
         }
-        tensors = {rank: self._inputs_of(rank, flat, split) for rank in self._connection.ranks}
+        tensors = {rank: self._inputs_of(rank, parts) for rank in self._connection.ranks}
         return self._connection.command(command, meta, tensors, counts)
 
-    def _inputs_of(self, rank: int, flat: Mapping[str, Tensor], split: Split) -> dict[str, Tensor]:
+    def _inputs_of(self, rank: int, parts: Sequence[Sequence[Mapping[str, Tensor]]]) -> dict[str, Tensor]:
         """The slices of the batch that this rank's stages read, by "micro/name"."""
-        names = {
-            spec.name
-            for stage in self._stages_of(rank)
-            for spec in self._pieces.programs[stage].inputs_from(Source.BATCH)
-        }
-        inputs: dict[str, Tensor] = {}
-        for micro, (start, stop) in enumerate(split.rows[self._layout.coordinates(rank).dp]):
-            for name in sorted(names):
-                whole = flat[name]
-                inputs[f"{micro}/{name}"] = whole[start:stop] if name in self._row_inputs else whole
-        return inputs
+        programs = [self._pieces.programs[stage] for stage in self._stages_of(rank)]
+        names = sorted({spec.name for program in programs for spec in program.inputs_from(Source.BATCH)})
+        own = parts[self._layout.coordinates(rank).dp]
+        return {f"{micro}/{name}": part[name] for micro, part in enumerate(own) for name in names}
 
     def _wanted(self) -> dict[int, dict[str, Any]]:
         """The first replica answers with tensors; the others hold the same."""

@@ -45,8 +45,8 @@ def relative_difference(ours: Tensor, reference: Tensor) -> float:
     """The largest absolute difference over the largest magnitude of the reference."""
     if reference.numel() == 0:
         return 0.0
-    difference = float((ours.double() - reference.double()).abs().max())
-    scale = float(reference.abs().max())
+    difference = float((ours.detach().double() - reference.detach().double()).abs().max())
+    scale = float(reference.detach().abs().max())
     if difference == 0.0:
         return 0.0
     return difference / scale if scale > 0 else math.inf
