@@ -1,0 +1,8 @@
+"""The kit of the hub's tests serves these too."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "hub"))

@@ -1,0 +1,200 @@
+"""kill -9 at random points under load: nothing acknowledged is lost, nothing is credited twice."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from hub_kit import HubProcess, WordNode, spec, until
+from test_hub_metering import JOB, claim, fill, receive
+
+from distensor.comm import HubClient
+from distensor.core.control import JobState, Unit, UnitKey
+from distensor.core.errors import HubUnreachableError, PlacementError
+from distensor.core.ids import Epoch, JobId, Rank
+from distensor.hub.sqlite_store import SqliteStore
+
+KILLS = 20
+NODES = 3
+
+
+@dataclass
+class Load:
+    """A trainer that submits, reports and ends jobs, and remembers what the hub said yes to."""
+
+    client: HubClient
+    nodes: list[WordNode]
+    random: random.Random
+    submitted: dict[str, tuple[JobId, Epoch]] = field(default_factory=dict)
+    received: dict[UnitKey, int] = field(default_factory=dict)
+    claimed: dict[UnitKey, int] = field(default_factory=dict)
+    ended: set[JobId] = field(default_factory=set)
+    acknowledged: int = 0
+    stopping: bool = False
+
+    async def run(self) -> None:
+        number = 0
+        while not self.stopping:
+            number += 1
+            await self._one_job(f"s{number}")
+
+    async def _one_job(self, submission: str) -> None:
+        wanted = spec(1, 2, submission=submission)
+        try:
+            job_id, epoch = await self._insist(self.client.submit_job, wanted)
+        except PlacementError:
+            await asyncio.sleep(0.02)  # the nodes are on their way back
+            return
+        await self._held(job_id)
+        again = await self._insist(self.client.submit_job, wanted)
+        assert again == (job_id, epoch), "the same submission became another job"
+        self.submitted[submission] = (job_id, epoch)
+        for step in range(self.random.randint(1, 6)):
+            await self._one_step(job_id, epoch, step)
+        await self._insist(self.client.end_job, job_id, JobState.FINISHED, "done")
+        self.ended.add(job_id)
+
+    async def _held(self, job_id: JobId) -> None:
+        """Wait, but not for ever, until the nodes have their assignments, so that they have something to claim."""
+        for _ in range(200):
+            if sum(ref[0] == job_id for node in self.nodes for ref in node.held) == 2:
+                return
+            await asyncio.sleep(0.01)
+
+    async def _one_step(self, job_id: JobId, epoch: Epoch, step: int) -> None:
+        units = []
+        for rank in range(2):
+            key = UnitKey(job_id=job_id, epoch=epoch, step=step, rank=Rank(rank))
+            units.append(Unit(key=key, micro_batches=1 + step % 3))
+            for node in self.nodes:
+                if (job_id, epoch, Rank(rank)) in node.held:
+                    node.link.claim(units[-1])
+                    self.claimed[key] = units[-1].micro_batches
+        await self._insist(self.client.report_units, units)
+        for unit in units:
+            self.received[unit.key] = unit.micro_batches
+
+    async def _insist(self, call, *args):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN202
+        """Repeat a call until the hub has answered it, as the trainer does."""
+        while True:
+            try:
+                answer = await asyncio.to_thread(call, *args)
+            except HubUnreachableError:
+                continue
+            self.acknowledged += 1
+            return answer
+
+
+def rows(path: Path, query: str) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(query).fetchall()
+
+
+@pytest.fixture
+def processes() -> Iterator[list[HubProcess]]:
+    started: list[HubProcess] = []
+    yield started
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            process.stop()
+
+
+@pytest.mark.asyncio
+@pytest.mark.timeout(180)
+async def test_kill_at_random_points(tmp_path: Path, processes: list[HubProcess]) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    hub = HubProcess(tmp_path / "state", tokens=NODES)
+    processes.append(hub)
+    nodes = [WordNode(f"atlas-{i}", token, tmp_path / f"n{i}.json") for i, token in enumerate(hub.ready["node_tokens"])]
+    tasks = [asyncio.create_task(node.link.run()) for node in nodes]
+    client = HubClient(hub.ready["trainer_token"], timeout=5)
+    load = Load(client=client, nodes=nodes, random=dice)
+    working = asyncio.create_task(load.run())
+    try:
+        for kill in range(KILLS):
+            await asyncio.sleep(dice.uniform(0.02, 0.6))
+            assert not working.done(), working.exception()
+            hub.kill()
+            hub = await asyncio.to_thread(hub.restart)
+            processes.append(hub)
+            assert hub.ready["generation"] == kill + 2
+        await until(lambda: all(node.connected for node in nodes), what="all nodes back")
+        load.stopping = True
+        await asyncio.wait_for(working, 30)
+        await until(lambda: all(node.link.unanswered_claims == 0 for node in nodes), what="claims booked")
+        mesh = await asyncio.to_thread(client.query_mesh)
+    finally:
+        working.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(working, *tasks, return_exceptions=True)
+        await asyncio.to_thread(client.close)
+    assert hub.stop() == 0
+    assert "Traceback" not in hub.log(), hub.log()
+    lost, twice = check(tmp_path / "state" / "hub.sqlite", load)
+    credited = sum(node.confirmed_micro for node in mesh.nodes) // 1000
+    print(
+        f"kills {KILLS}, acknowledged calls {load.acknowledged}, jobs {len(load.submitted)}, units received "
+        f"{len(load.received)}, micro-batches credited {credited}, lost {lost}, credited twice {twice}"
+    )
+    assert (lost, twice) == (0, 0)
+    assert load.acknowledged > KILLS
+    assert credited > 0
+    assert sorted(node.info.name for node in mesh.nodes) == [f"atlas-{i}" for i in range(NODES)]
+
+
+def test_the_check_finds_what_is_planted(tmp_path: Path) -> None:
+    path = tmp_path / "hub.sqlite"
+    key = UnitKey(job_id=JOB, epoch=Epoch(2), step=0, rank=Rank(0))
+    with closing(SqliteStore(path)) as store:
+        fill(store)
+        claim(store, Unit(key=key, micro_batches=2))
+        receive(store, Unit(key=key, micro_batches=2))
+    load = Load(client=None, nodes=[], random=random.Random(0))  # type: ignore[arg-type]
+    load.submitted, load.claimed, load.received = {"s": (JOB, Epoch(2))}, {key: 2}, {key: 2}
+    assert check(path, load) == (0, 0)
+    load.submitted["s2"] = (JobId("j_2"), Epoch(1))
+    load.received[replace(key, step=1)] = 1
+    load.ended.add(JOB)
+    assert check(path, load)[0] == 3
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE balances SET amount = 2 * amount")
+    assert check(path, load)[1] == 2000
+
+
+def check(path: Path, load: Load) -> tuple[int, int]:
+    """What was acknowledged against what is in the books: how many are lost, how many are credited twice."""
+    jobs = {
+        (row[0]): (row[1], row[2], row[3]) for row in rows(path, "SELECT submission, job_id, epoch, state FROM jobs")
+    }
+    lost = sum(jobs.get(submission, ())[:2] != placed for submission, placed in load.submitted.items())
+    states = {row[0]: row[2] for row in jobs.values()}
+    lost += sum(states.get(job_id) != "finished" for job_id in load.ended)
+    units = {
+        UnitKey(job_id=job_id, epoch=epoch, step=step, rank=rank): (claimed, received, state)  # type: ignore[arg-type]
+        for job_id, epoch, step, rank, claimed, received, state in rows(
+            path, "SELECT job_id, epoch, step, rank, claimed, received, state FROM units"
+        )
+    }
+    nothing = (None, None, None)
+    lost += sum(units.get(key, nothing)[1] != size for key, size in load.received.items())
+    lost += sum(units.get(key, nothing)[0] != size for key, size in load.claimed.items())
+    both = load.received.keys() & load.claimed.keys()
+    lost += sum(units.get(key, nothing)[2] != "credited" for key in both)
+    postings = rows(path, "SELECT count(*), sum(amount), max(amount) FROM entries GROUP BY job_id, epoch, step, rank")
+    assert all((count, total) == (2, 0) for count, total, _ in postings)
+    assert len(postings) == len(both)
+    due = 1000 * sum(load.received[key] for key in both)
+    (((paid),),) = rows(path, "SELECT coalesce(sum(amount), 0) FROM balances WHERE account LIKE 'node:%'")
+    ((balance,),) = rows(path, "SELECT coalesce(sum(amount), 0) FROM balances")
+    assert balance == 0
+    return lost, abs(int(str(paid)) - due)
