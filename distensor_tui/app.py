@@ -50,8 +50,9 @@ class Canvas(Widget):
 
     DEFAULT_CSS = f"Canvas {{ width: 100%; height: 100%; background: {BACKGROUND}; }}"
 
-    def __init__(self) -> None:
+    def __init__(self, resized: Callable[[], None]) -> None:
         super().__init__()
+        self._resized = resized
         self._styles_of = styles()
         self._lines: list[Line] = []
         self._strips: list[Strip] = []
@@ -71,6 +72,9 @@ class Canvas(Widget):
             self._lines[y], self._strips[y] = lines[y], self._strip(lines[y])
         if changed:
             self.refresh(*(Region(0, y, self.size.width, 1) for y in changed))
+
+    def on_resize(self) -> None:
+        self._resized()
 
     def _strip(self, row: Line) -> Strip:
         return Strip([Segment(span.text, self._styles_of[span.tone]) for span in row])
@@ -105,6 +109,7 @@ class Dashboard(App[int], inherit_bindings=False):
         self._source: Source | None = None
         self._view = View(feed=Feed(source=name))
         self._ui = Ui(screen=screen)
+        self._canvas = Canvas(self._paint)
         self._painted_at = float("-inf")
         self._paint_due = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -114,8 +119,9 @@ class Dashboard(App[int], inherit_bindings=False):
         return self._view
 
     @property
-    def canvas(self) -> Canvas:
-        return self.query_one(Canvas)
+    def shown(self) -> list[Line]:
+        """What is on the screen; after the end, what was."""
+        return self._canvas.lines
 
     def follow(self, source: Source, *, replay: bool = False) -> None:
         """Use this source once the app runs."""
@@ -123,7 +129,7 @@ class Dashboard(App[int], inherit_bindings=False):
         self._view = replace(self._view, feed=replace(self._view.feed, replay=replay))
 
     def compose(self) -> ComposeResult:
-        yield Canvas()
+        yield self._canvas
 
     def on_mount(self) -> None:
         self.set_interval(1.0, self._tick)
@@ -164,7 +170,7 @@ class Dashboard(App[int], inherit_bindings=False):
         self._press(event.key, event.character)
 
     def on_click(self, event: events.Click) -> None:
-        lines = self.canvas.lines
+        lines = self.shown
         key = key_at(lines[event.screen_y], event.screen_x) if event.screen_y < len(lines) else None
         if key is not None:
             self._press(key, None)
@@ -174,9 +180,6 @@ class Dashboard(App[int], inherit_bindings=False):
 
     def on_mouse_scroll_up(self) -> None:
         self._press("up", None)
-
-    def on_resize(self) -> None:
-        self._paint()
 
     def _press(self, key: str, character: str | None) -> None:
         rows = row_count(self._view, self._look(), self._ui)
@@ -213,7 +216,7 @@ class Dashboard(App[int], inherit_bindings=False):
     # painting
 
     def _look(self) -> Look:
-        size = self.size
+        size = self._canvas.size
         return Look(width=size.width, height=size.height, now=self._now(), zone=self._zone, glyphs=self._glyphs)
 
     def _tick(self) -> None:
@@ -235,12 +238,9 @@ class Dashboard(App[int], inherit_bindings=False):
 
     def _paint(self) -> None:
         self._paint_due = False
-        if not self.is_running or not self.screen_stack:
-            return
-        self._painted_at = self._monotonic()
-        canvases = self.screen.query(Canvas)
-        if canvases:
-            canvases.first().show(frame(self._view, self._look(), self._ui))
+        if self._canvas.is_attached:
+            self._painted_at = self._monotonic()
+            self._canvas.show(frame(self._view, self._look(), self._ui))
 
     def _start(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -249,4 +249,4 @@ class Dashboard(App[int], inherit_bindings=False):
 
     def screen_text(self) -> str:
         """What is on the screen, for tests."""
-        return "\n".join(plain(row) for row in self.canvas.lines)
+        return "\n".join(plain(row) for row in self.shown)

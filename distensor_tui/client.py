@@ -84,7 +84,8 @@ class Client:
         self._waiting[request_id] = answer
         try:
             self._writer.write(encode_request(request_id, method, params or {}))
-            return await asyncio.wait_for(answer, ANSWER_WITHIN_S)
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                return await answer
         except (TimeoutError, OSError):
             return GONE
         finally:
@@ -138,7 +139,8 @@ class Client:
 
     async def _read(self, reader: asyncio.StreamReader, within: float) -> Message:
         try:
-            line = await asyncio.wait_for(reader.readline(), within)
+            async with asyncio.timeout(within):  # wait_for of Python 3.11 can swallow a cancellation
+                line = await reader.readline()
             if not line.endswith(b"\n"):
                 raise Lost(self._ended(line))
             return decode(line)

@@ -103,7 +103,17 @@ ASCII = Glyphs(
 
 
 def for_terminal(environ: Mapping[str, str], encoding: str | None = None) -> Glyphs:
-    """ASCII on the Linux console, and where the output cannot carry anything else."""
+    """ASCII on the Linux console, and where the locale or the output cannot carry anything else."""
     encoding = encoding if encoding is not None else (getattr(sys.__stdout__, "encoding", None) or "")
-    utf8 = encoding.lower().replace("-", "") in ("utf8", "cp65001")
+    utf8 = _is_utf8(encoding) and _is_utf8(_locale(environ))
     return UNICODE if utf8 and environ.get("TERM") != "linux" else ASCII
+
+
+def _locale(environ: Mapping[str, str]) -> str:
+    """The locale that was asked for. Containers often name none, and terminals of today are UTF-8."""
+    names = (environ.get(variable) for variable in ("LC_ALL", "LC_CTYPE", "LANG"))
+    return next((name for name in names if name), "utf8")
+
+
+def _is_utf8(name: str) -> bool:
+    return "utf8" in name.lower().replace("-", "")

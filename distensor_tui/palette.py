@@ -7,9 +7,9 @@ from rich.style import Style
 from distensor_tui.text import Tone
 
 BACKGROUND = "#0e1318"
-_INK = "#0e1318"
+INK = "#0e1318"
 
-_COLOURS: dict[Tone, tuple[str, bool]] = {
+COLOURS: dict[Tone, tuple[str, bool]] = {
     Tone.TEXT: ("#c9d4df", False),
     Tone.STRONG: ("#f2f6fa", True),
     Tone.DIM: ("#8695a5", False),
@@ -24,13 +24,17 @@ _COLOURS: dict[Tone, tuple[str, bool]] = {
     Tone.BAD: ("#ff7a72", True),
     Tone.MINE: ("#63d690", True),
     Tone.TRACK: ("#3a4855", False),
-    Tone.FILL: ("#1b4258", False),
+    Tone.FILL_1: ("#1c4660", False),
+    Tone.FILL_2: ("#23607f", False),
+    Tone.FILL_3: ("#2d7ba2", False),
+    Tone.FILL_4: ("#419dca", False),
+    Tone.FILL_5: ("#5cc8ff", False),
     Tone.COMPUTE: ("#5cc8ff", False),
     Tone.SYNC: ("#c792ea", False),
     Tone.WAIT: ("#7c8a98", False),
     Tone.CURSOR: ("#ffffff", True),
 }
-_PILLS = {
+PILLS = {
     Tone.PILL_GOOD: "#63d690",
     Tone.PILL_WARN: "#f3c14b",
     Tone.PILL_BAD: "#ff7a72",
@@ -39,6 +43,6 @@ _PILLS = {
 
 
 def styles() -> dict[Tone, Style]:
-    found = {tone: Style(color=colour, bgcolor=BACKGROUND, bold=bold) for tone, (colour, bold) in _COLOURS.items()}
-    pills = {tone: Style(color=_INK, bgcolor=colour, bold=True) for tone, colour in _PILLS.items()}
+    found = {tone: Style(color=colour, bgcolor=BACKGROUND, bold=bold) for tone, (colour, bold) in COLOURS.items()}
+    pills = {tone: Style(color=INK, bgcolor=colour, bold=True) for tone, colour in PILLS.items()}
     return found | pills

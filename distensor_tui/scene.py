@@ -11,9 +11,8 @@ from distensor_tui.glyphs import UNICODE, Glyphs
 from distensor_tui.history import History
 from distensor_tui.model import Snapshot
 from distensor_tui.text import Tone
+from distensor_tui.tty import MIN_HEIGHT, MIN_WIDTH
 from distensor_tui.wire import Hello
-
-MIN_WIDTH, MIN_HEIGHT = 60, 15
 
 
 class Link(StrEnum):

@@ -15,6 +15,7 @@ from distensor_tui.clock import Now, system_monotonic, system_now
 from distensor_tui.plain import absent
 from distensor_tui.recording import Moment, Player, RecordingError, load
 from distensor_tui.scene import Screen
+from distensor_tui.svg import picture
 
 UNAVAILABLE, DATA_ERROR, CANNOT_CREATE = 69, 65, 73
 FIRST_DATA_WITHIN_S = 10.0
@@ -29,7 +30,7 @@ def dashboard(options: argparse.Namespace, path: Path, recording: Path | None) -
         return DATA_ERROR
     app = _app(options, path, moments)
     if options.screenshot:
-        return asyncio.run(_screenshot(app, options))
+        return _screenshot(app, options)
     from distensor_tui.terminal import run
 
     return run(app)
@@ -56,17 +57,22 @@ def _app(options: argparse.Namespace, path: Path, moments: list[Moment] | None) 
     return app
 
 
-async def _screenshot(app: Dashboard, options: argparse.Namespace) -> int:
+def _screenshot(app: Dashboard, options: argparse.Namespace) -> int:
     """Run without a terminal, watch the data for a while, write the screen."""
-    async with app.run_test(size=options.size) as pilot:
+    asyncio.run(_watch(app, options.size, options.wait))
+    if not app.view.has_data:
+        return _no_screenshot(app)
+    node = app.view.feed.hello.node if app.view.feed.hello else app.title
+    return _write(Path(options.screenshot), picture(app.shown, f"distensor - {node}"))
+
+
+async def _watch(app: Dashboard, size: tuple[int, int], seconds: float) -> None:
+    async with app.run_test(size=size) as pilot:
         deadline = system_monotonic() + FIRST_DATA_WITHIN_S
         while not app.view.has_data and app.view.feed.absence is None and system_monotonic() < deadline:
             await pilot.pause(0.05)
-        if not app.view.has_data:
-            return _no_screenshot(app)
-        await pilot.pause(options.wait)
-        svg = app.export_screenshot(title="disTensor")
-    return _write(Path(options.screenshot), svg)
+        if app.view.has_data:
+            await pilot.pause(seconds)
 
 
 def _write(path: Path, svg: str) -> int:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from distensor_tui.scene import MIN_HEIGHT, MIN_WIDTH
+MIN_WIDTH, MIN_HEIGHT = 60, 15
 
 
 def fit_for_dashboard(environ: Mapping[str, str], streams: Sequence[IO[str]]) -> bool:

@@ -111,12 +111,14 @@ LABEL_CELLS = 8
 def chart(
     values: Sequence[float], labels: tuple[str, str], size: int, height: int, glyphs: Glyphs, floor: float | None = None
 ) -> list[Line]:
-    """The course of a series as an area with a bright edge; `labels` stand beside its greatest and least value."""
+    """The course of a series as an area; `labels` stand beside its greatest and least value."""
     columns = _levels(values, size - LABEL_CELLS, height, len(glyphs.spark), floor)
     rows = []
     for y in range(height - 1, -1, -1):
         label = labels[0] if y == height - 1 else labels[1] if y == 0 and labels[1] != labels[0] else ""
-        rows.append((Span(fill(label, LABEL_CELLS - 1, right=True) + " ", Tone.DIM), *_chart_row(columns, y, glyphs)))
+        rows.append(
+            (Span(fill(label, LABEL_CELLS - 1, right=True) + " ", Tone.DIM), *_chart_row(columns, y, height, glyphs))
+        )
     return rows
 
 
@@ -144,22 +146,15 @@ def _between_values(values: Sequence[float], place: float) -> float:
     return values[left] + (values[right] - values[left]) * (place - left)
 
 
-def _chart_row(columns: Sequence[int], y: int, glyphs: Glyphs) -> Line:
-    """One row of cells: full below the curve, its edge where the curve is, blank above."""
+FILLS = (Tone.FILL_1, Tone.FILL_2, Tone.FILL_3, Tone.FILL_4, Tone.FILL_5)
+
+
+def _chart_row(columns: Sequence[int], y: int, height: int, glyphs: Glyphs) -> Line:
+    """One row of cells: full below the curve, its edge where the curve is, blank above; brighter further up."""
     steps = len(glyphs.spark)
-    spans: list[Span] = []
-    for level in columns:
-        inside = level - y * steps
-        text, tone = " ", Tone.TEXT
-        if inside > steps:
-            text, tone = glyphs.spark[-1], Tone.FILL
-        elif inside > 0:
-            text, tone = glyphs.spark[inside - 1], Tone.ACCENT
-        if spans and spans[-1].tone is tone:
-            spans[-1] = Span(spans[-1].text + text, tone)
-        else:
-            spans.append(Span(text, tone))
-    return tuple(spans)
+    tone = FILLS[y * len(FILLS) // height]
+    text = "".join(" " if level <= y * steps else glyphs.spark[min(level - y * steps, steps) - 1] for level in columns)
+    return line((text, tone))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -50,11 +50,11 @@ def _short(earnings: Earnings) -> list[Line]:
 def _long(earnings: Earnings, size: int) -> list[Line]:
     unit = line((" credits", Tone.DIM))
     rows = [
-        labelled("today", (Span(f"{fmt.credits(earnings.today_micro):>12}", Tone.GOOD), *unit), LABEL),
+        labelled("today", (Span(f"{fmt.short_credits(earnings.today_micro):>12}", Tone.GOOD), *unit), LABEL),
         labelled(
             "confirmed",
             (
-                Span(f"{fmt.credits(earnings.confirmed_micro):>12}", Tone.STRONG),
+                Span(f"{fmt.short_credits(earnings.confirmed_micro):>12}", Tone.STRONG),
                 *unit,
                 Span(f"  {fmt.plural(earnings.confirmed_units, 'unit')}", Tone.DIM),
             ),

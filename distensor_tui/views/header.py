@@ -128,7 +128,7 @@ def _stale(view: View, look: Look) -> Said:
     since = ""
     if feed.last_at is not None:
         since = f"; as of {fmt.hour(feed.last_at, look.zone)}, {fmt.span(look.now - feed.last_at)} ago"
-    fix = f"  ({' '.join(feed.absence.fix[0].split())})" if feed.absence else ""
+    fix = f"; {' '.join(feed.absence.fix[0].split())}" if feed.absence else ""
     return Tone.BAD, f"{title}{since}{fix}"
 
 
@@ -145,17 +145,17 @@ def _hub_trouble(hub: Hub | None, look: Look) -> Said:
     word = "The hub refused this node" if hub.state is HubState.REJECTED else f"Hub {hub.address} {hub.state}"
     retry = f"; next try {fmt.hour(hub.next_retry_at, look.zone, with_seconds=True)}" if hub.next_retry_at else ""
     why = f": {hub.error.message}" if hub.error and hub.error.message else ""
-    fix = f" ({hub.error.fix})" if hub.error and hub.error.fix else ""
-    return (Tone.BAD if hub.state is HubState.REJECTED else Tone.WARN), f"{word}{since}{retry}{why}{fix}"
+    fix = f"; {hub.error.fix}" if hub.error and hub.error.fix else ""
+    return (Tone.BAD if hub.state is HubState.REJECTED else Tone.WARN), f"{word}{since}{why}{retry}{fix}"
 
 
 _MEANING = {
-    NodeState.PAUSED: "Paused: this node takes no work and earns nothing",
-    NodeState.DRAINING: "Draining: running work finishes its step, no new work is taken",
-    NodeState.WAITING: "Waiting: a gate is closed",
-    NodeState.DEGRADED: "Degraded: something needs attention",
-    NodeState.OFFLINE: "Offline: no connection to the hub",
-    NodeState.UNKNOWN: "The supervisor is in a state that this dashboard does not know",
+    NodeState.PAUSED: ("Paused", "takes no work and earns nothing"),
+    NodeState.DRAINING: ("Draining", "running work finishes its step, no new work is taken"),
+    NodeState.WAITING: ("Waiting", "work comes when the gate opens"),
+    NodeState.DEGRADED: ("Degraded", "something needs attention"),
+    NodeState.OFFLINE: ("Offline", "no connection to the hub"),
+    NodeState.UNKNOWN: ("Unknown", "this dashboard does not know the supervisor's state word"),
 }
 
 
@@ -164,24 +164,28 @@ def _state_trouble(view: View, look: Look) -> Said:
     meaning = _MEANING.get(node.state) if node else None
     if node is None or meaning is None:
         return None
+    word, consequence = meaning
     closed = [gate for gate in node.why if not gate.open]
-    reason = f" ({gate_reason(closed[0], look)})" if closed else _device_reason(view)
-    resume = "; press r to resume" if node.state is NodeState.PAUSED else "; press w for why"
-    return Tone.WARN, f"{meaning}{reason}{resume}"
+    reason = gate_reason(closed[0], look) if closed else _device_reason(view) or consequence
+    held = node.state in (NodeState.PAUSED, NodeState.DRAINING)
+    key = "press r to resume" if held else "press w for why"
+    return Tone.WARN, "; ".join(dict.fromkeys((f"{word}: {reason}", key, consequence)))
 
 
 def gate_reason(gate: Gate, look: Look) -> str:
+    """The gate's own words; those of the owner's pause need no name before them."""
     when = next_change(gate, look)
-    return f"{label(gate)}: {gate.reading}" + (f", {when}" if when else "")
+    name = "" if gate.name == "user_pause" else f"{label(gate)}: "
+    return f"{name}{gate.reading}" + (f", {when}" if when else "")
 
 
 def _device_reason(view: View) -> str:
     for worker in view.snapshot.workers or ():
         if worker.state == "broken":
-            return f" (worker of rank {worker.rank} is broken: {worker.last_exit or 'no reason given'})"
+            return f"the worker of rank {worker.rank} is broken: {worker.last_exit or 'no reason given'}"
     for device in view.snapshot.devices or ():
         if not device.usable and device.reason:
-            return f" ({device.id}: {device.reason})"
+            return f"{device.id}: {device.reason}"
     return ""
 
 
@@ -203,15 +207,15 @@ def _coming(view: View, look: Look) -> tuple[Tone, str]:
     """All is well: what comes next."""
     jobs = view.snapshot.live_jobs
     if not jobs:
-        return Tone.DIM, "All well. The next job comes from the hub as soon as a trainer asks for this node."
+        return Tone.DIM, "All well: the next job comes from the hub as soon as a trainer asks for this node."
     job = jobs[0]
     name = job.name or job.id
     if job.step is None:
         return Tone.DIM, f"Next: {name} is starting; its first step follows when all ranks are connected."
     left = view.history.seconds_left(job)
-    when = f", about {fmt.coarse(left)} left" if left is not None else ""
+    when = f"; about {fmt.coarse(left)} left" if left is not None else ""
     total = f" of {job.total_steps:,}" if job.total_steps else ""
-    return Tone.DIM, f"All well. {name} is at step {job.step:,}{total}{when}; then this node is free for the next job."
+    return Tone.DIM, f"All well: {name} is at step {job.step:,}{total}{when}; then this node is free for the next job."
 
 
 def footer(look: Look, ui: Ui) -> Line:
@@ -224,7 +228,7 @@ def footer(look: Look, ui: Ui) -> Line:
     actions = [_key(*pair) for pair in (("p", "pause"), ("r", "resume"), ("d", "drain"), ("w", "why"))]
     last = [_key("?", "help"), _key("q", "quit view")]
     candidates = [(screens, [*actions, *last], gap) for gap in ("  ", " ")]
-    candidates += [(_digits(ui), [*actions, *last], "  "), (_digits(ui), last, "  "), ([], last, "  ")]
+    candidates += [(_digits(ui), [*actions, *last], "  "), ([], [*actions, *last], "  ")]
     bars = [_bar(first, second, gap) for first, second, gap in candidates]
     return pad(next((b for b in bars if width(b) <= look.width), bars[-1]), look.width)
 

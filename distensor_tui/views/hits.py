@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from distensor_tui.text import Line, Tone, cells
 
+_NEIGHBOURS = {Tone.TITLE: (1,), Tone.BORDER: ()}
+"""Where the key stands from the clicked part: before its label, but behind a panel's title."""
 _NAMES = {"?": "question_mark", "Esc": "escape", "Enter": "enter", "/": "slash"}
 
 
@@ -12,12 +14,9 @@ def key_at(row: Line, x: int) -> str | None:
     index = _span_at(row, x)
     if index is None or not row[index].text.strip():
         return None
-    candidates = [index, index - 1]
-    if row[index].tone is Tone.TITLE:
-        candidates = [index + 1]
-    for i in candidates:
-        if 0 <= i < len(row) and row[i].tone is Tone.KEY:
-            return _key(row[i].text.strip())
+    for place in (index + step for step in _NEIGHBOURS.get(row[index].tone, (0, -1))):
+        if 0 <= place < len(row) and row[place].tone is Tone.KEY:
+            return _key(row[place].text.strip())
     return None
 
 

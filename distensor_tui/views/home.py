@@ -8,6 +8,7 @@ from distensor_tui.views import curves, devices, earnings, events, gates, jobs, 
 from distensor_tui.views.draw import Panel, allot, beside, box, section
 
 LEAST_LOG = 6
+ROOM_FOR_TOPOLOGY = 15
 LEAST_CHART, HIGHEST_CHART = 5, 20
 
 
@@ -18,24 +19,19 @@ def body(view: View, height: int, look: Look) -> list[Line]:
 
 
 def _narrow(view: View, height: int, look: Look) -> list[Line]:
-    """80x24: rules instead of frames; the answer first, events take what is left."""
+    """80x24: rules instead of frames; the answers first, events take what is left. Below 20 lines no topology."""
     size = look.width - 1
     panels = [
-        devices.panel(view, size, look),
-        jobs.panel(view, size, look),
-        topology.panel(view, size, look),
-        earnings.panel(view, size, look),
-        events.panel(view, size, look),
+        (devices.panel(view, size, look), 3),
+        (jobs.panel(view, size, look), 4),
+        (topology.panel(view, size, look), 4),
+        (earnings.panel(view, size, look), 2),
+        (events.panel(view, size, look), 2),
     ]
-    leasts = (2, 4, 4, 2, 2)
-    wanted = [(len(p.rows) + 1, least) for p, least in zip(panels, leasts, strict=True)]
-    heights = allot(height, _earnings_first(wanted))
-    return [row for p, h in zip(panels, heights, strict=True) for row in section(p, look.width, h, look.glyphs)]
-
-
-def _earnings_first(wanted: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """A panel never gets less than it needs when it needs less than the least."""
-    return [(want, min(want, least)) for want, least in wanted]
+    if height < ROOM_FOR_TOPOLOGY:
+        del panels[2]
+    heights = allot(height, [(len(p.rows) + 1, min(len(p.rows) + 1, least)) for p, least in panels])
+    return [row for (p, _), h in zip(panels, heights, strict=True) for row in section(p, look.width, h, look.glyphs)]
 
 
 def _stack(panels: list[Panel], size: int, height: int, look: Look, leasts: tuple[int, ...]) -> list[Line]:

@@ -41,7 +41,7 @@ def _job_rows(job: Job, view: View, size: int, look: Look) -> list[Line]:
     head = line(
         (job.name or job.id, Tone.STRONG),
         (f"  {job.state}", Tone.GOOD if job.state == "running" else Tone.WARN),
-        (f"  epoch {job.epoch}  ", Tone.DIM),
+        (f"  epoch {job.epoch}  " if size >= 70 else "  ", Tone.DIM),
     )
     left = view.history.seconds_left(job)
     tail = line((f"  {fmt.coarse(left)} left", Tone.DIM)) if left is not None else EMPTY
@@ -111,7 +111,8 @@ def _with_exits(body: Sequence[Line], workers: Sequence[Worker], look: Look) -> 
     for row, worker in zip(body, workers, strict=True):
         rows.append(row)
         if worker.last_exit:
-            text = f"  {look.glyphs.warn} last exit: {worker.last_exit} ({fmt.plural(worker.restarts, 'restart')})"
+            again = f" ({fmt.plural(worker.restarts, 'restart')})" if worker.restarts else ""
+            text = f"  {look.glyphs.warn} last exit: {worker.last_exit}{again}"
             rows.append(line((text, Tone.BAD if worker.state in _BAD else Tone.WARN)))
     return rows
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from distensor_tui.model import Job
 from distensor_tui.scene import Look, Screen, Ui, View
 from distensor_tui.text import EMPTY, Line, Span, Tone, line
 from distensor_tui.views import devices, earnings, events, gates, jobs, topology
@@ -84,21 +85,29 @@ def _jobs(view: View, look: Look, ui: Ui) -> Page:
 
 
 def _topology(view: View, look: Look, ui: Ui) -> Page:
-    """The grid of the job under the cursor; Up and Down change the job."""
+    """The grids of all running jobs to move through; below, what belongs to the job under the cursor."""
     running = view.snapshot.live_jobs
     size = look.width - 6
     if not running:
         return Page("Topology", [], [], topology.panel(view, size, look).rows)
-    job = running[min(ui.cursor, len(running) - 1)]
-    rows = [
-        line((other.name or other.id, Tone.STRONG), f"  {jobs.parallel(other)}  epoch {other.epoch}")
-        for other in running
-    ]
-    grid = Panel(job.name or job.id, "", topology.grid(job, size, look) if job.members else [])
+    rows, owners = _grids(running, size, look)
+    job = owners[min(ui.cursor, len(owners) - 1)]
     links = topology.split_rows(view, job, size, look) + topology.link_rows(job, size, look)
-    ranks = Panel("Ranks", "", topology.members_page(job, look))
-    details = [lambda other=other: jobs.detail(other, view) for other in running]
-    return Page("Topology", [], rows, [], details, (grid, Panel("Step and links of this node", "", links), ranks))
+    below = (Panel("Step and links of this node", "", links), Panel("Ranks", "", topology.members_page(job, look)))
+    details = [lambda owner=owner: jobs.detail(owner, view) for owner in owners]
+    return Page("Topology", [], rows, [], details, below)
+
+
+def _grids(running: Sequence[Job], size: int, look: Look) -> tuple[list[Line], list[Job]]:
+    """The lines of all grids, and the job that each line belongs to."""
+    rows: list[Line] = []
+    owners: list[Job] = []
+    for job in running:
+        title = line((job.name or job.id, Tone.STRONG), f"  {jobs.parallel(job)}  epoch {job.epoch}")
+        own = [title, *(topology.grid(job, size, look) if job.members else [])]
+        rows += own
+        owners += [job] * len(own)
+    return rows, owners
 
 
 def _earnings(view: View, look: Look, ui: Ui) -> Page:

@@ -73,7 +73,8 @@ def _label(member: Member) -> str:
 
 
 def _header(stages: Sequence[int], label: int, link: int) -> Line:
-    names = (" " * link).join(fill(f" stage {stage}", label) for stage in stages)
+    word = " stage " if label > len(" stage ") + 2 else " s"
+    names = (" " * link).join(fill(f"{word}{stage}", label) for stage in stages)
     return line((" " * ROW_LABEL + names, Tone.DIM))
 
 
