@@ -50,7 +50,8 @@ class WorkerRegistry:
 
     def _save(self) -> None:
         workers = [{"pid": item.pid, "started": item.started} for item in self._workers.values()]
-        write_json(self._path, {"v": 1, "mark": self.mark, "workers": workers})
+        # No process survives a power cut.
+        write_json(self._path, {"v": 1, "mark": self.mark, "workers": workers}, outlives_power=False)
 
 
 def end_orphans(path: Path) -> int:

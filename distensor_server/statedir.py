@@ -95,8 +95,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: Path, value: Mapping[str, Any], *, outlives_power: bool = True) -> None:
     """Replace `path` as a whole: a crash leaves the old or the new file, never half of one.
+
+    What a power cut makes meaningless need not wait for the disk: `outlives_power=False`.
 
     Raises:
         StoreError: it cannot be written.
@@ -107,7 +109,8 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         with os.fdopen(fd, "w") as file:
             json.dump(value, file)
             file.flush()
-            os.fsync(file.fileno())
+            if outlives_power:
+                os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror}") from error

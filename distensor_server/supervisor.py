@@ -335,8 +335,9 @@ class Supervisor:
 
     def on_event(self, severity: str, source: str, text: str) -> None:
         event = LoggedEvent(at=round(self._clock.now(), 3), severity=severity, source=source, text=text)
-        if self._events.add(event):
-            log.log(_LOG_LEVELS[severity], "%s: %s", source, text)
+        shown = self._events.add(event)
+        if shown is not None:
+            log.log(_LOG_LEVELS[shown.severity], "%s: %s", shown.source, shown.text)
             self.on_change()
 
     def on_change(self) -> None:

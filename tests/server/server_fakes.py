@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from distensor.comm import LinkError, LinkState, LinkStatus, NodeLinkHandler
 from distensor.core.clock import SYSTEM_CLOCK, Clock
 from distensor.core.control import (
@@ -215,6 +217,36 @@ async def supervisor_running(
         assert running.task.done()
         if not may_fail:
             running.task.result()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def state_of(running: Running) -> str:
+    word: str = running.sections()["node"]["state"]
+    return word
+
+
+def own_worker(running: Running, rank: int = 0) -> dict[str, Any]:
+    return next(w for w in running.sections()["workers"] if w["rank"] == rank)
+
+
+def events(running: Running) -> list[str]:
+    return [event["text"] for event in running.sections()["events"]]
+
+
+async def start_job(running: Running, *ranks: int) -> None:
+    """Until the fake workers have done their steps."""
+    running.assign(*ranks)
+    for rank in ranks:
+        await running.reported(WorkerState.READY, rank=rank)
+    running.link.handler.on_topology(topology(), [certificate(rank) for rank in ranks])
+    for rank in ranks:
+        await running.reported(WorkerState.RUNNING, rank=rank)
 
 
 def settings_in(directory: Path, **more: Any) -> Settings:

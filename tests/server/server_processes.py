@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 from server_fakes import FAKE_WORKER, Client, wait_until
 
 HERE = Path(__file__).parent
@@ -128,13 +127,6 @@ def worker_pids(directory: Path, state: str, count: int) -> list[int]:
 
     result: list[int] = wait_until(pids, f"{count} workers are {state}", 20)
     return result
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def kill_all(pids: Sequence[int]) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import psutil
 import pytest
-from server_fakes import Client, wait_until
-from server_processes import Child, alive, closing, sections, start_command, start_hub, start_with_fake_workers
+from server_fakes import Client, alive, wait_until
+from server_processes import Child, closing, sections, start_command, start_hub, start_with_fake_workers
 
 from distensor.comm import HubClient, new_key_and_csr
 from distensor.comm.tokens import JoinToken, decode_token

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from server_fakes import Client, wait_until
-from server_processes import Child, alive, closing, kill_all, sections, start_with_fake_workers, worker_pids
+from server_fakes import Client, alive, wait_until
+from server_processes import Child, closing, kill_all, sections, start_with_fake_workers, worker_pids
 
 from distensor_server.orphans import WorkerRegistry, end_orphans
 

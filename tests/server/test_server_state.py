@@ -238,12 +238,27 @@ def test_equal_events_are_told_once_in_a_while() -> None:
     def event(at: float, text: str = "x") -> LoggedEvent:
         return LoggedEvent(at=at, severity="info", source="s", text=text)
 
-    assert [log.add(event(at)) for at in (0.0, 5.0, 9.9, 10.0, 11.0)] == [True, False, False, True, False]
+    assert [bool(log.add(event(at))) for at in (0.0, 5.0, 9.9, 10.0, 11.0)] == [True, False, False, True, False]
     assert log.add(event(3.0, "other"))
     assert log.add(event(1.0)), "a clock that was set back hides nothing"
     for number in range(300):
-        log.add(event(20, str(number)))
+        log.add(event(100.0 + number, str(number)))
     assert len(list(log)) == 200
+
+
+def test_a_source_that_floods_is_cut_short_and_hides_no_other() -> None:
+    log = EventLog(quiet=10, burst=5)
+
+    def say(at: float, source: str, text: str) -> str | None:
+        shown = log.add(LoggedEvent(at=at, severity="info", source=source, text=text))
+        return shown and shown.text
+
+    flood = [say(n / 100, "w_1", f"line {n}") for n in range(100)]
+    assert flood[:5] == [f"line {n}" for n in range(5)]
+    assert flood[5] == "over 5 events in 10 s: the others are not shown"
+    assert flood[6:] == [None] * 94
+    assert say(1.0, "hub", "connected") == "connected"
+    assert say(20.0, "w_1", "later") == "later"
 
 
 def test_days_are_the_owners(monkeypatch: pytest.MonkeyPatch) -> None:

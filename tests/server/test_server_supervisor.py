@@ -15,48 +15,26 @@ import pytest
 from server_fakes import (
     QUICK,
     AsyncClient,
-    Running,
+    alive,
     assignment,
     certificate,
+    events,
     eventually,
+    own_worker,
+    start_job,
+    state_of,
     supervisor_running,
     topology,
 )
 
-from distensor.comm import LinkState
-from distensor.core.control import Earnings, Unit, UnitKey, WorkerReady, WorkerState
-from distensor.core.errors import SessionError, StoreError
+from distensor.core.control import Unit, UnitKey, WorkerReady, WorkerState
 from distensor.core.ids import Epoch, JobId, Rank
 from distensor_server.environment import MARK_VARIABLE
 from distensor_server.lifecycle import RestartPolicy
-from distensor_server.supervisor import StopMode
 
 S = WorkerState
 pytestmark = pytest.mark.asyncio
 JOB = (JobId("j_1"), Epoch(1))
-
-
-def state_of(running: Running) -> str:
-    word: str = running.sections()["node"]["state"]
-    return word
-
-
-def own_worker(running: Running, rank: int = 0) -> dict[str, Any]:
-    return next(w for w in running.sections()["workers"] if w["rank"] == rank)
-
-
-def events(running: Running) -> list[str]:
-    return [event["text"] for event in running.sections()["events"]]
-
-
-async def start_job(running: Running, *ranks: int) -> None:
-    """Until the fake workers have done their steps."""
-    running.assign(*ranks)
-    for rank in ranks:
-        await running.reported(S.READY, rank=rank)
-    running.link.handler.on_topology(topology(), [certificate(rank) for rank in ranks])
-    for rank in ranks:
-        await running.reported(S.RUNNING, rank=rank)
 
 
 async def test_a_job_from_assignment_to_release(short_dir: Path) -> None:
@@ -210,13 +188,6 @@ async def test_what_a_worker_started_ends_with_it(short_dir: Path) -> None:
         await eventually(lambda: not alive(child), "the worker's child is gone")
 
 
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 async def test_a_worker_that_ignores_the_end_of_input_is_killed_after_the_grace(short_dir: Path) -> None:
     async with supervisor_running(short_dir, "--ignore-eof") as running:
         await start_job(running, 0)
@@ -317,219 +288,3 @@ async def test_the_environment_of_a_worker_holds_no_secret(short_dir: Path, monk
         assert int(seen["environment"]["OMP_NUM_THREADS"]) >= 1
         process = psutil.Process(own_worker(running)["pid"])
         assert os.getsid(process.pid) == process.pid, "a session of its own"
-
-
-async def test_pause_and_resume(short_dir: Path) -> None:
-    async with supervisor_running(short_dir) as running:
-        await start_job(running, 0)
-        client = await AsyncClient.connect(short_dir / "s.sock")
-        answer = await client.request("pause", seconds=3600)
-        assert answer["ok"]
-        assert abs(answer["result"]["until"] - time.time() - 3600) < 5
-        assert not running.link.accepting
-        await running.reported(S.EXITED)
-        assert running.link.changes()[-1].reason == "paused by the owner"
-        assert state_of(running) == "PAUSED"
-        running.assign(1)
-        assert running.link.changes(1)[0].reason == "refused: the owner asked for pause"
-        assert (await client.request("resume"))["ok"]
-        assert running.link.accepting
-        assert state_of(running) == "IDLE"
-        assert not (await client.request("resume", now=True))["ok"]
-        assert not (await client.request("pause", seconds=-1))["ok"]
-        await client.close()
-
-
-async def test_drain_gives_running_work_its_time(short_dir: Path) -> None:
-    async with supervisor_running(short_dir, "--ignore-drain") as running:
-        await start_job(running, 0)
-        client = await AsyncClient.connect(short_dir / "s.sock")
-        assert (await client.request("drain", seconds=1))["result"] == {"seconds": 1.0}
-        assert state_of(running) == "DRAINING"
-        await running.reported(S.EXITED)
-        assert state_of(running) == "PAUSED"
-        await client.close()
-
-
-async def test_a_pause_outlives_the_supervisor_and_ends_at_its_time(short_dir: Path) -> None:
-    async with supervisor_running(short_dir) as running:
-        client = await AsyncClient.connect(short_dir / "s.sock")
-        await client.request("pause")
-        await client.close()
-    async with supervisor_running(short_dir) as running:
-        assert not running.link.accepting
-        assert state_of(running) == "PAUSED"
-        client = await AsyncClient.connect(short_dir / "s.sock")
-        await client.request("pause", seconds=0.5)
-        await client.close()
-        await eventually(lambda: running.link.accepting, "the pause is over")
-        assert state_of(running) == "IDLE"
-
-
-async def test_deltas_reach_a_dashboard(short_dir: Path) -> None:
-    async with supervisor_running(short_dir) as running:
-        client = await AsyncClient.connect(short_dir / "s.sock")
-        hello, snapshot = await client.read(), await client.read()
-        assert hello is not None
-        assert hello["node"] == "atlas-3"
-        assert snapshot is not None
-        assert snapshot["data"]["node"]["state"] == "IDLE"
-        await start_job(running, 0)
-        began, seen, deltas = time.monotonic(), dict(snapshot["data"]), 0
-        while seen["node"]["state"] != "EARNING" or seen["jobs"][0]["units"] != 3:
-            message = await client.read()
-            assert message is not None
-            deltas += 1
-            assert message["seq"] == deltas + 1
-            seen |= message["data"]
-        assert deltas <= 4 * (time.monotonic() - began) + 2
-        assert seen["workers"][0]["step"] == 2
-        await client.close()
-
-
-async def test_earnings_are_shown_and_kept(short_dir: Path) -> None:
-    async with supervisor_running(short_dir) as running:
-        running.link.handler.on_earnings(Earnings(confirmed_micro=5000, confirmed_units=3, pending_units=1))
-        shown = running.sections()["earnings"]
-        assert (shown["confirmed_micro"], shown["today_micro"], shown["pending_units"]) == (5000, 5000, 1)
-        assert abs(shown["confirmed_at"] - time.time()) < 5
-    async with supervisor_running(short_dir) as running:
-        shown = running.sections()["earnings"]
-        assert (shown["confirmed_micro"], shown["today_micro"], shown["confirmed_at"]) == (5000, 5000, None)
-        running.link.handler.on_earnings(Earnings(confirmed_micro=7000))
-        assert running.sections()["earnings"]["today_micro"] == 7000
-
-
-async def test_recent_claims_are_made_again_after_a_start(short_dir: Path) -> None:
-    async with supervisor_running(short_dir) as running:
-        await start_job(running, 0)
-        claims = await eventually(lambda: len(running.link.claims) == 3 and running.link.claims, "claimed")
-    async with supervisor_running(short_dir) as again:
-        assert again.link.claims == claims
-
-
-async def test_a_full_disk_is_shown_and_work_goes_on(short_dir: Path) -> None:
-    async with supervisor_running(short_dir) as running:
-        (short_dir / "state/receipts").rename(short_dir / "state/gone")
-        await start_job(running, 0)
-        await eventually(lambda: len(running.link.claims) == 3, "claimed all the same")
-        assert any("cannot write receipts" in text for text in events(running))
-        (short_dir / "state/gone").rename(short_dir / "state/receipts")
-
-
-@pytest.mark.parametrize(("with_worker", "state"), [(False, "OFFLINE"), (True, "DEGRADED")])
-async def test_without_a_hub_the_work_goes_on_and_the_reason_is_shown(
-    short_dir: Path, with_worker: bool, state: str
-) -> None:
-    async with supervisor_running(short_dir) as running:
-        if with_worker:
-            await start_job(running, 0)
-        running.link.reject()
-        sections = running.sections()
-        assert sections["node"]["state"] == state
-        assert sections["hub"]["state"] == "rejected"
-        assert sections["hub"]["error"] == {
-            "code": "token_used",
-            "message": "the join token was used already",
-            "fix": "make another",
-        }
-        assert sections["hub"]["next_retry_at"] > time.time()
-        assert any("the join token was used already; make another" in text for text in events(running))
-        assert not with_worker or own_worker(running)["state"] == "running"
-
-
-async def test_draining_waits_and_a_second_stop_does_not(short_dir: Path) -> None:
-    async with supervisor_running(short_dir, "--ignore-drain") as running:
-        await start_job(running, 0)
-        pid = own_worker(running)["pid"]
-        running.supervisor.stop_by_signal("SIGTERM")
-        await running.reported(S.DRAINING)
-        assert state_of(running) == "DRAINING"
-        assert alive(pid)
-        running.supervisor.stop_by_signal("SIGTERM")
-        await asyncio.wait_for(running.task, 10)
-        assert not alive(pid)
-        assert not (short_dir / "s.sock").exists()
-        assert not (short_dir / "state/workers.json").exists()
-
-
-async def test_a_drain_ends_as_soon_as_the_workers_do(short_dir: Path) -> None:
-    async with supervisor_running(short_dir) as running:
-        await start_job(running, 0, 1)
-        running.supervisor.stop_by_signal("SIGTERM")
-        await asyncio.wait_for(running.task, 10)
-        assert running.link.changes()[-1].reason == "the supervisor got SIGTERM"
-        assert not running.link.accepting
-
-
-async def test_a_failure_inside_ends_everything_in_order(short_dir: Path) -> None:
-    async with supervisor_running(short_dir, may_fail=True) as running:
-        await start_job(running, 0)
-        pid = own_worker(running)["pid"]
-        running.link.failure.set_result(RuntimeError("a bug"))
-        await asyncio.wait({running.task}, timeout=10)
-    error = running.task.exception()
-    assert isinstance(error, ExceptionGroup)
-    assert "a bug" in str(error.exceptions)
-    assert not alive(pid)
-    assert not (short_dir / "s.sock").exists()
-
-
-async def test_a_second_supervisor_is_refused_and_harms_nothing(short_dir: Path) -> None:
-    async with supervisor_running(short_dir) as running:
-        with pytest.raises(SessionError, match=r"state directory .* is in use by another supervisor \(process \d+\)"):
-            async with supervisor_running(short_dir, connect=False) as second:
-                await asyncio.wait({second.task}, timeout=10)
-        client = await AsyncClient.connect(short_dir / "s.sock")
-        assert (await client.request("ping"))["ok"]
-        await client.close()
-        assert state_of(running) == "IDLE"
-
-
-async def test_a_socket_that_cannot_be_made_ends_the_start(short_dir: Path) -> None:
-    (short_dir / "s.sock").write_text("precious")
-    with pytest.raises(StoreError, match="is no socket"):
-        async with supervisor_running(short_dir, connect=False) as running:
-            await asyncio.wait({running.task}, timeout=10)
-
-
-async def test_limits_are_read_again_and_a_bad_file_changes_nothing(short_dir: Path) -> None:
-    config = short_dir / "server.toml"
-    config.write_text("cpu_workers = 1\n")
-    async with supervisor_running(short_dir, config_file=config, overrides=None) as running:
-        assert running.sections()["devices"][-1]["slots"] == 1
-        config.write_text("cpu_workers = 3\n")
-        running.supervisor.reload()
-        assert running.link.describe().devices[-1].slots == 3
-        config.write_text("cpu_workerz = 9\n")
-        running.supervisor.reload()
-        assert running.sections()["devices"][-1]["slots"] == 3
-        assert any("unknown key 'cpu_workerz'" in text for text in events(running))
-
-
-async def test_many_short_jobs_leave_no_zombie_no_descriptor_and_no_thread(short_dir: Path) -> None:
-    me = psutil.Process()
-
-    async def one(running: Running, number: int) -> None:
-        running.assign(0, 1, job=f"j_{number}")
-        await eventually(lambda: [w["state"] for w in running.sections()["workers"][-2:]] == ["ready"] * 2, "ready")
-        running.link.handler.on_release(JobId(f"j_{number}"), Epoch(1), "finished")
-        await asyncio.wait_for(running.supervisor._workforce.all_gone(), 10)
-
-    async with supervisor_running(short_dir) as running:
-        for number in range(3):
-            await one(running, number)
-        before = me.num_fds(), me.num_threads()
-        for number in range(3, 25):
-            await one(running, number)
-        assert not [child for child in me.children() if child.status() == psutil.STATUS_ZOMBIE]
-        assert me.num_fds() <= before[0] + 1
-        assert me.num_threads() <= before[1] + 1
-
-
-async def test_offline_from_the_start_is_not_connected(short_dir: Path) -> None:
-    async with supervisor_running(short_dir) as running:
-        running.link.show(LinkState.OFFLINE, next_retry_at=time.time() + 5)
-        assert running.sections()["node"]["state"] == "OFFLINE"
-        assert running.sections()["hub"]["next_retry_at"] > time.time()
-        assert StopMode.NOW > StopMode.DRAIN
