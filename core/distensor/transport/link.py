@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import ssl
 import threading
 from collections import deque
@@ -15,6 +16,8 @@ from distensor.transport.types import Buffer, FrameLimits, LinkStats, Message, T
 from distensor.transport.wire import WireReader, WireWriter, cut_off
 
 GOODBYE_REASON = "it closed the connection with a goodbye"
+_AT_ONCE_BELOW = 1 << 14
+"""Messages up to this size, one TLS record, may leave from the caller's thread."""
 _GRACE_FOR_GOODBYE = 0.03
 """How long a failed send waits for a goodbye that may be on its way on the other connection."""
 
@@ -22,12 +25,15 @@ _GRACE_FOR_GOODBYE = 0.03
 class SendHandle:
     """A message on its way out. Its buffers must not change before `wait` returns."""
 
-    __slots__ = ("_done", "_error", "_what")
+    __slots__ = ("_done", "_error", "_event", "_lock", "_rank", "_tag")
 
-    def __init__(self, what: str) -> None:
-        self._done = threading.Event()
+    def __init__(self, rank: int, tag: Tag) -> None:
+        self._done = False
         self._error: PeerLostError | None = None
-        self._what = what
+        self._event: threading.Event | None = None
+        self._lock = threading.Lock()
+        self._rank = rank
+        self._tag = tag
 
     def wait(self, timeout: float | None = None) -> None:
         """Return once the bytes are with the operating system.
@@ -36,18 +42,30 @@ class SendHandle:
             PeerLostError: the peer was lost before that.
             TransportTimeoutError: it took longer than `timeout`.
         """
-        if not self._done.wait(timeout):
-            raise TransportTimeoutError(f"{self._what} was not sent within {timeout:g} s")
+        if not self._done and not self._waiting().wait(timeout):
+            raise TransportTimeoutError(f"{self._tag} to {peer_name(self._rank)} was not sent within {timeout:g} s")
         if self._error is not None:
             raise self._error
 
+    def _waiting(self) -> threading.Event:
+        """Most handles are done before anybody waits: an event is made only when it is needed."""
+        with self._lock:
+            if self._event is None:
+                self._event = threading.Event()
+                if self._done:
+                    self._event.set()
+            return self._event
+
     @property
     def done(self) -> bool:
-        return self._done.is_set()
+        return self._done
 
     def finish(self, error: PeerLostError | None = None) -> None:
-        self._error = error
-        self._done.set()
+        with self._lock:
+            self._error = error
+            self._done = True
+            if self._event is not None:
+                self._event.set()
 
 
 @dataclass(slots=True)
@@ -79,10 +97,13 @@ class PeerLink:
     _wake: threading.Condition = field(init=False, default_factory=threading.Condition)
     _ended: str | None = field(init=False, default=None)
     _sending: bool = field(init=False, default=False)
+    _writing: threading.Lock = field(init=False, default_factory=threading.Lock)
+    _writable: select.poll = field(init=False, default_factory=select.poll)
     _threads: tuple[threading.Thread, threading.Thread] = field(init=False)
 
     def __post_init__(self) -> None:
         self._writer = WireWriter(self.outbound, self.epoch)
+        self._writable.register(self.outbound, select.POLLOUT)
         self._reader = WireReader(self.inbound, self.epoch, self.limits)
         self._threads = (self._thread(self._send_loop, "to"), self._thread(self._read_loop, "from"))
 
@@ -102,9 +123,32 @@ class PeerLink:
                 f"{self.limits.header} and {self.limits.body}; send it in parts"
             )
         head = encode_prefix(FrameKind.DATA, self.epoch, tag, len(header), body) + header
-        handle = SendHandle(f"the message {tag} to {peer_name(self.rank)}")
-        self._enqueue(_Outgoing(handle, FrameKind.DATA, head, views))
+        handle = SendHandle(self.rank, tag)
+        if len(head) + body > _AT_ONCE_BELOW or not self._send_at_once(head, views):
+            self._enqueue(_Outgoing(handle, FrameKind.DATA, head, views))
+        else:
+            handle.finish()
         return handle
+
+    def _send_at_once(self, head: bytes, views: Sequence[memoryview]) -> bool:
+        """Send a small message from the caller's thread if nothing is before it and there is room for it."""
+        if not self._writing.acquire(blocking=False):
+            return False
+        try:
+            if self._queue or self._ended is not None or not self._writable.poll(0):
+                return False
+            self._writer.data(head, views)
+        except OSError as error:
+            self._broke(error)
+            return False
+        finally:
+            self._writing.release()
+        return True
+
+    def _broke(self, error: OSError) -> None:
+        """Sending failed: the peer is lost, unless its goodbye is there or just coming."""
+        self._threads[1].join(_GRACE_FOR_GOODBYE)
+        self.on_lost(self.rank, f"sending failed: {error}", False)
 
     def keep_alive(self) -> None:
         """Say that we are there, unless something is on its way anyway."""
@@ -156,28 +200,27 @@ class PeerLink:
             if thread is not threading.current_thread():
                 thread.join(timeout)
 
-    def _next(self) -> _Outgoing | None:
+    def _wait_for_work(self) -> bool:
         with self._wake:
-            self._sending = False
             self._wake.wait_for(lambda: self._queue or self._ended is not None)
-            if self._ended is not None:
-                return None
-            self._sending = True
-            return self._queue.popleft()
+            return self._ended is None
 
     def _send_loop(self) -> None:
         item: _Outgoing | None = None
         try:
-            while (item := self._next()) is not None:
-                self._send_one(item)
-                if item.kind is FrameKind.GOODBYE:
-                    break
+            while (item is None or item.kind is not FrameKind.GOODBYE) and self._wait_for_work():
+                with self._writing:
+                    # Taken off the queue under the lock, so that nobody overtakes it.
+                    item = self._queue.popleft()
+                    self._sending = True
+                    self._send_one(item)
+                    self._sending = False
         except OSError as error:
-            self._threads[1].join(_GRACE_FOR_GOODBYE)
-            self.on_lost(self.rank, f"sending failed: {error}", False)
+            self._broke(error)
         finally:
             self._fail_queued(item)
-            self.outbound.close()
+            with self._writing:
+                self.outbound.close()
 
     def _send_one(self, item: _Outgoing) -> None:
         if item.kind is FrameKind.DATA:

@@ -56,7 +56,7 @@ class WireWriter:
     def _write(self, data: Buffer) -> None:
         view = memoryview(data)
         while view:
-            count = self._tls.send(view)
+            count = self._tls.write(view)
             self.bytes_sent += count
             view = view[count:]
 
@@ -83,35 +83,39 @@ class WireReader:
             FrameError: bytes that are not a frame.
             OSError: the connection broke.
         """
-        prefix = decode_prefix(self._exactly(PREFIX_SIZE), epoch=self._epoch, limits=limits or self._limits)
-        header = bytes(self._exactly(prefix.header_size))
-        body = self._exactly(prefix.body_size)
+        prefix = decode_prefix(self._small(PREFIX_SIZE), epoch=self._epoch, limits=limits or self._limits)
+        header = self._small(prefix.header_size) if prefix.header_size else b""
+        body = self._body(prefix.body_size) if prefix.body_size else b""
         if prefix.kind is FrameKind.DATA:
             self.messages_received += 1
         return prefix, header, body
 
-    def _exactly(self, size: int) -> Buffer:
-        if size == 0:
-            return b""
+    def _small(self, size: int) -> bytes:
+        """The usual case costs one copy: a small frame came whole with one read."""
+        ahead = self._ahead
+        if len(ahead) < size:
+            return bytes(self._body(size))
+        self._ahead = ahead[size:]
+        return bytes(ahead[:size])
+
+    def _body(self, size: int) -> Buffer:
         room = _room_for(size)
         view = memoryview(room)
-        while view:
-            view = view[self._some(view) :]
+        done = min(size, len(self._ahead))
+        view[:done] = self._ahead[:done]
+        self._ahead = self._ahead[done:]
+        while size - done >= _RECORD:
+            done += self._receive(view[done:])
+        while done < size:
+            self._ahead = self._room[: self._receive(self._room)]
+            count = min(size - done, len(self._ahead))
+            view[done : done + count] = self._ahead[:count]
+            self._ahead = self._ahead[count:]
+            done += count
         return room
 
-    def _some(self, view: memoryview) -> int:
-        """Fill the beginning of `view` with at least one byte; large reads skip the read-ahead buffer."""
-        if not self._ahead:
-            if len(view) >= _RECORD:
-                return self._receive(view)
-            self._ahead = self._room[: self._receive(self._room)]
-        count = min(len(view), len(self._ahead))
-        view[:count] = self._ahead[:count]
-        self._ahead = self._ahead[count:]
-        return count
-
     def _receive(self, view: memoryview) -> int:
-        count = self._tls.recv_into(view)
+        count: int = self._tls.read(len(view), view)  # type: ignore[assignment]  # an int, when it is given a buffer
         if count == 0:
             raise WireClosedError("the connection was closed without a goodbye")
         self.bytes_received += count
