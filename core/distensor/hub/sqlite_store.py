@@ -61,7 +61,7 @@ class SqliteStore:
         except sqlite3.Error as error:
             self._roll_back("ROLLBACK")
             raise StoreError(f"database {self._path}: {error}") from error
-        except BaseException:
+        except BaseException:  # whatever it was, nothing of it stays; it goes on upwards
             self._roll_back("ROLLBACK")
             raise
 
@@ -72,7 +72,7 @@ class SqliteStore:
             yield
         except sqlite3.OperationalError as error:  # the disk, not the caller's data: the whole group fails
             raise StoreError(f"database {self._path}: {error}") from error
-        except BaseException:
+        except BaseException:  # whatever it was, nothing of the part stays; it goes on upwards
             self._roll_back("ROLLBACK TO part")
             self._connection.execute("RELEASE part")
             raise

@@ -55,7 +55,7 @@ class MemoryStore:
         before = self.working.copied()
         try:
             yield
-        except BaseException:
+        except BaseException:  # whatever it was, nothing of the part stays; it goes on upwards
             self._working = before
             raise
 
