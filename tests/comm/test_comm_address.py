@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distensor.comm.address import HubAddress, is_local, parse_address, proxy_in_the_way
+from distensor.comm.address import HubAddress, is_local, is_loopback, parse_address, proxy_in_the_way
 from distensor.core.errors import ConfigError
 
 
@@ -37,6 +37,11 @@ def test_this_machine_and_its_network_are_local(host: str) -> None:
 @pytest.mark.parametrize("host", ["93.184.216.34", "hub.example.org", "2606:4700::1111"])
 def test_others_are_not(host: str) -> None:
     assert not is_local(host)
+
+
+def test_loopback_is_told_from_the_network() -> None:
+    hosts = ("127.0.0.1", "::1", "localhost", "127.8.8.8", "192.168.0.9", "0.0.0.0", "hub.example.org")
+    assert [is_loopback(host) for host in hosts] == [True] * 4 + [False] * 3
 
 
 def test_a_proxy_is_blamed_only_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:

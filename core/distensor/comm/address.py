@@ -48,6 +48,14 @@ def is_local(host: str) -> bool:
         return False
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def proxy_in_the_way(host: str) -> str | None:
     """The proxy variable that gRPC would obey for `host`, as "NAME=value"; None when there is none."""
     if is_local(host):

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import platformdirs
 
-from distensor.comm.address import HubAddress, parse_address
+from distensor.comm.address import HubAddress, is_loopback, parse_address
 from distensor.core.clock import SYSTEM_CLOCK
 from distensor.core.errors import ConfigError, ControlError, DistensorError, StoreError
 from distensor.hub.app import HubConfig, Ready, run_hub
@@ -179,6 +179,8 @@ def _as_json(ready: Ready) -> str:
 
 def _as_text(ready: Ready) -> str:
     parts = [f"disTensor hub at {ready.address}, authority {ready.fingerprint[:16]}, start {ready.generation}"]
+    if is_loopback(ready.address.host):
+        parts.append("Only programs on this machine reach it; for others add --listen 0.0.0.0:50051.")
     if ready.known_nodes:
         parts.append(f"It knows {ready.known_nodes} nodes and {ready.live_jobs} live jobs; they continue.")
     if ready.node_tokens:

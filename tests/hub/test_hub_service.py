@@ -1,0 +1,129 @@
+"""The service between machine, books and wire: what is not written is not said."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hub_kit import HubProcess, WordNode, spec, until
+
+from distensor.comm import HubClient, LinkState
+from distensor.comm.address import HubAddress
+from distensor.core.clock import SYSTEM_CLOCK
+from distensor.core.control import JobState
+from distensor.core.errors import HubUnreachableError
+from distensor.hub.app import HubConfig, Ready, run_hub
+from distensor.hub.machine import Patience
+from distensor.hub.sqlite_store import SqliteBooks, SqliteStore
+
+pytestmark = pytest.mark.asyncio
+
+
+class Hub:
+    """`run_hub` in a task."""
+
+    def __init__(self, state: Path) -> None:
+        self.stop = asyncio.Event()
+        self.lines: list[str] = []
+        self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        config = HubConfig(
+            state=state,
+            listen=HubAddress(host="127.0.0.1", port=0),
+            node_tokens=1,
+            patience=Patience(heartbeat=0.1),
+        )
+        self.task = asyncio.create_task(
+            run_hub(
+                config,
+                clock=SYSTEM_CLOCK,
+                on_ready=self._ready.set_result,
+                log=self.lines.append,
+                stop=self.stop,
+            )
+        )
+
+    async def ready(self) -> Ready:
+        return await asyncio.wait_for(self._ready, 10)
+
+
+async def test_a_job_is_not_acknowledged_before_it_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    insert = SqliteBooks.insert_job
+
+    def slow_insert(books: SqliteBooks, job: Any) -> None:
+        assert gate.wait(20)
+        insert(books, job)
+
+    monkeypatch.setattr(SqliteBooks, "insert_job", slow_insert)
+    hub = Hub(tmp_path / "hub")
+    ready = await hub.ready()
+    node = WordNode("atlas-1", ready.node_tokens[0], tmp_path / "n.json")
+    linking = asyncio.create_task(node.link.run())
+    with HubClient(ready.trainer_token) as client:
+        await until(lambda: node.connected)
+        submitting = asyncio.create_task(asyncio.to_thread(client.submit_job, spec()))
+        done, _ = await asyncio.wait([submitting], timeout=0.5)
+        assert not done
+        assert node.assignments == [], "a node was told of a job that is not written yet"
+        gate.set()
+        job_id, _ = await asyncio.wait_for(submitting, 10)
+        await until(lambda: [one.job_id for one in node.assignments] == [job_id])
+    linking.cancel()
+    await asyncio.gather(linking, return_exceptions=True)
+    hub.stop.set()
+    await asyncio.wait_for(hub.task, 10)
+
+
+async def test_a_record_that_cannot_be_written_ends_the_hub_instead_of_a_promise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(books: SqliteBooks, job: Any) -> None:
+        raise LookupError("a defect")
+
+    monkeypatch.setattr(SqliteBooks, "insert_job", broken)
+    hub = Hub(tmp_path / "hub")
+    ready = await hub.ready()
+    node = WordNode("atlas-1", ready.node_tokens[0], tmp_path / "n.json")
+    linking = asyncio.create_task(node.link.run())
+    with HubClient(ready.trainer_token, timeout=3) as client:
+        await until(lambda: node.connected)
+        with pytest.raises(HubUnreachableError):
+            await asyncio.to_thread(client.submit_job, spec())
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await asyncio.wait_for(hub.task, 10)
+    assert caught.group_contains(LookupError, match="a defect")
+    assert node.assignments == []
+    linking.cancel()
+    await asyncio.gather(linking, return_exceptions=True)
+    SqliteStore(tmp_path / "hub" / "hub.sqlite").close()
+
+
+async def test_a_hub_that_stands_still_is_noticed_and_taken_back(tmp_path: Path) -> None:
+    hub = HubProcess(tmp_path / "state", tokens=1)
+    node = WordNode("atlas-1", hub.ready["node_tokens"][0], tmp_path / "n.json")
+    linking = asyncio.create_task(node.link.run())
+    with HubClient(hub.ready["trainer_token"]) as client:
+        await until(lambda: node.connected)
+        job_id, epoch = await asyncio.to_thread(client.submit_job, spec())
+        await until(lambda: node.topologies)
+        hub.process.send_signal(signal.SIGSTOP)
+        try:
+            await until(lambda: node.link.status.state is LinkState.OFFLINE)
+        finally:
+            hub.process.send_signal(signal.SIGCONT)
+        await until(lambda: node.connected)
+        mesh = await asyncio.to_thread(client.query_mesh)
+        assert [(one.info.name, one.connected) for one in mesh.nodes] == [("atlas-1", True)]
+        assert node.held == {(job_id, epoch, 0)}
+        assert node.releases == []
+        watched = await asyncio.to_thread(next, client.watch_job(job_id))
+        assert watched.state is JobState.RUNNING
+    linking.cancel()
+    await asyncio.gather(linking, return_exceptions=True)
+    assert hub.stop() == 0
