@@ -49,7 +49,7 @@ proto: $(STAMP) ## regenerate the stubs of the control protocol
 		-I. --python_out=. --grpc_python_out=. --mypy_out=. distensor/proto/control.proto
 
 bench: $(STAMP) ## the benchmarks, each prints its table
-	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(PY) "$$file" $(ARGS) || exit 1; done
+	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(PY) "$$file" $(ARGS) || exit 1; done
 
 soak: $(STAMP) ## the tests that take minutes
 	$(PY) -m pytest -m slow $(ARGS)

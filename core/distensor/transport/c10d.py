@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch exports it, its stub does not
+from torch.distributed import HashStore
 
 from distensor.core.clock import SYSTEM_CLOCK, Clock
 from distensor.core.errors import ConfigError
