@@ -11,6 +11,21 @@ from distensor.program.ops import FIXED_ARGUMENTS, MEMORY_FORMATS, RANDOM, WORDS
 from distensor.program.signatures import SIGNATURES, Kind, Parameter, Signature
 from distensor.program.values import Argument, DType, Node, Ref, WeightRef
 
+_MOST_ENTRIES = 64
+"""Dims of a shape and the like: torch itself handles 64, and some of its loops recurse over them."""
+
+_LONG_LISTS = frozenset(
+    {
+        "aten.cat.default",
+        "aten.concat.default",
+        "aten.stack.default",
+        "aten.hstack.default",
+        "aten.vstack.default",
+        "aten.split.sizes",
+        "aten.split_with_sizes.default",
+    }
+)
+
 
 def check_node(node: Node) -> None:
     """Raise ProgramRejectedError unless the node fits the table."""
@@ -50,7 +65,7 @@ def _check_argument(node: Node, parameter: Parameter, value: Argument) -> None:
     if not parameter.is_list:
         _check_item(node, parameter, value)
         return
-    if not isinstance(value, tuple):
+    if not isinstance(value, tuple) or (len(value) > _MOST_ENTRIES and node.op not in _LONG_LISTS):
         _refuse(node, parameter, value)
     for item in value:
         if not (item is None and parameter.optional_items):

@@ -9,6 +9,18 @@ import torch
 
 _aten = torch.ops.aten
 
+
+def _divide(dividend: Any, divisor: Any, *, rounding_mode: str | None) -> Any:
+    """Division with rounding. torch's own trunc of integers kills the process on the smallest one over -1."""
+    floored = torch.div(dividend, divisor, rounding_mode="floor" if rounding_mode == "trunc" else rounding_mode)
+    if rounding_mode != "trunc":
+        return floored
+    if floored.dtype.is_floating_point:
+        return torch.div(dividend, divisor, rounding_mode="trunc")
+    inexact = floored * divisor != dividend
+    return floored + (inexact & (floored < 0)).to(floored.dtype)
+
+
 KERNELS: Mapping[str, Callable[..., Any]] = {
     "aten.abs.default": _aten.abs.default,
     "aten.neg.default": _aten.neg.default,
@@ -81,8 +93,8 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "aten.mul.Scalar": _aten.mul.Scalar,
     "aten.div.Tensor": _aten.div.Tensor,
     "aten.div.Scalar": _aten.div.Scalar,
-    "aten.div.Tensor_mode": _aten.div.Tensor_mode,
-    "aten.div.Scalar_mode": _aten.div.Scalar_mode,
+    "aten.div.Tensor_mode": _divide,
+    "aten.div.Scalar_mode": _divide,
     "aten.true_divide.Tensor": _aten.true_divide.Tensor,
     "aten.floor_divide.default": _aten.floor_divide.default,
     "aten.floor_divide.Scalar": _aten.floor_divide.Scalar,

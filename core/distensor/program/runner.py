@@ -50,6 +50,7 @@ class StageRunner:
         self._draws = Draws(self.device)
         self._tape: Tape = record(program, self._draws, self.device)
         self._bindings: OrderedDict[tuple[int, ...], Environment] = OrderedDict()
+        self._checked: list[tuple[int, ...]] = []
 
     def forward(
         self, inputs: Mapping[str, Tensor], *, seed: int | None = None, training: bool = True
@@ -103,13 +104,25 @@ class StageRunner:
         if found is not None:
             self._bindings.move_to_end(key)
             return found
-        if self._limits is not None:
-            check_shapes(self.program, self._limits, dims)
+        self._check_limits(key, dims)
         environment = self._prepare(dims)
         self._bindings[key] = environment
-        if len(self._bindings) > _KEPT_BINDINGS:
+        while len(self._bindings) > 1 and self._is_full():
             self._bindings.popitem(last=False)
         return environment
+
+    def _check_limits(self, key: tuple[int, ...], dims: Mapping[str, int]) -> None:
+        """Sizes no larger than some that passed need no check of their own: cost grows with every dim."""
+        covered = any(all(map(operator.le, key, passed)) for passed in self._checked)
+        if self._limits is None or covered:
+            return
+        check_shapes(self.program, self._limits, dims)
+        self._checked = [*self._checked[-_KEPT_BINDINGS:], key]
+
+    def _is_full(self) -> bool:
+        made = [out for _, _, _, out in self._tape.constant]
+        kept = sum(_bytes(environment[slot]) for environment in self._bindings.values() for slot in made)
+        return len(self._bindings) > _KEPT_BINDINGS or kept > _KEPT_BYTES
 
     def _prepare(self, dims: Mapping[str, int]) -> Environment:
         tape = self._tape
@@ -135,6 +148,10 @@ def _run(tape: Tape, environment: Environment) -> None:
         position = len(tape.steps) - operator.length_hint(steps) - 1
         error.add_note(f"while running {tape.places[position]}")
         raise
+
+
+def _bytes(value: Any) -> int:
+    return value.nbytes if isinstance(value, Tensor) else 0
 
 
 def _take(spec: WeightSpec, weights: Mapping[str, Tensor], device: torch.device) -> Tensor:

@@ -29,6 +29,18 @@ def _place(node: Node) -> str:
     return f"{node.op} in {node.module!r}"
 
 
+_SAME_DTYPE = frozenset(
+    {"linear", "matmul", "mm", "bmm", "mv", "dot", "addmm", "baddbmm", "conv1d", "conv2d", "conv3d"}
+)
+"""Products whose meta kernels take any mixture, where the real ones fail."""
+
+
+def _check_dtypes(node: Node, tensors: Sequence[Tensor]) -> None:
+    dtypes = {value.dtype for value in tensors}
+    if len(dtypes) > 1 and node.op.split(".")[1] in _SAME_DTYPE:
+        raise ProgramRejectedError(f"{_place(node)} mixes {', '.join(sorted(map(str, dtypes)))}; they must be the same")
+
+
 def _meta(shape: Sequence[int], dtype: torch.dtype, where: str) -> Tensor:
     try:
         return torch.empty(tuple(shape), dtype=dtype, device=_META)
@@ -93,6 +105,7 @@ class _Check:
         call = Call(node, self._draws, _META)
         arguments = [self._argument(value) for value in call.arguments]
         tensors = [value for value in arguments if isinstance(value, Tensor)]
+        _check_dtypes(node, tensors)
         check_result_count(node, tensors, self._dims, self._limits)
         try:
             results = call.function(*arguments)
