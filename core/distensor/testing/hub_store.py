@@ -1,4 +1,4 @@
-"""The hub's books in memory, for tests and the simulator: the same promises as the SQLite adapter, and a fault to plant."""
+"""The hub's books in memory, for tests and the simulator: the promises of the SQLite adapter, and a fault to plant."""
 
 from __future__ import annotations
 
