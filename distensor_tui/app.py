@@ -24,7 +24,7 @@ from distensor_tui.history import remember
 from distensor_tui.palette import BACKGROUND, styles
 from distensor_tui.scene import Feed, Link, Look, Screen, Toast, Ui, View
 from distensor_tui.sections import apply
-from distensor_tui.text import Line, Tone, plain
+from distensor_tui.text import Line, Tone, changed_cells, merged, plain
 from distensor_tui.ui import Ask, Copy, Effect, Quit, press
 from distensor_tui.views.frame import frame
 from distensor_tui.views.hits import key_at
@@ -67,17 +67,20 @@ class Canvas(Widget):
             self._lines, self._strips = lines, [self._strip(row) for row in lines]
             self.refresh()
             return
-        changed = [y for y, row in enumerate(lines) if row != self._lines[y]]
-        for y in changed:
-            self._lines[y], self._strips[y] = lines[y], self._strip(lines[y])
-        if changed:
-            self.refresh(*(Region(0, y, self.size.width, 1) for y in changed))
+        regions = []
+        for y, row in enumerate(lines):
+            if row != self._lines[y]:
+                start, stop = changed_cells(self._lines[y], row)
+                regions.append(Region(start, y, stop - start, 1))
+                self._lines[y], self._strips[y] = row, self._strip(row)
+        if regions:
+            self.refresh(*regions)
 
     def on_resize(self) -> None:
         self._resized()
 
     def _strip(self, row: Line) -> Strip:
-        return Strip([Segment(span.text, self._styles_of[span.tone]) for span in row])
+        return Strip([Segment(span.text, self._styles_of[span.tone]) for span in merged(row)])
 
     def render_line(self, y: int) -> Strip:
         if y < len(self._strips):

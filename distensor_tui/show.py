@@ -7,27 +7,23 @@ import asyncio
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from distensor_tui import glyphs
 from distensor_tui.app import Dashboard
 from distensor_tui.client import Client
 from distensor_tui.clock import Now, system_monotonic, system_now
-from distensor_tui.plain import absent
-from distensor_tui.recording import Moment, Player, RecordingError, load
 from distensor_tui.scene import Screen
-from distensor_tui.svg import picture
 
-UNAVAILABLE, DATA_ERROR, CANNOT_CREATE = 69, 65, 73
+if TYPE_CHECKING:
+    from distensor_tui.recording import Moment
+
+UNAVAILABLE, CANNOT_CREATE = 69, 73
 FIRST_DATA_WITHIN_S = 10.0
 
 
-def dashboard(options: argparse.Namespace, path: Path, recording: Path | None) -> int:
-    """Show it until it is quit; the exit code."""
-    try:
-        moments = load(recording) if recording else None
-    except RecordingError as error:
-        sys.stderr.write(f"distensor: {error}\n")
-        return DATA_ERROR
+def dashboard(options: argparse.Namespace, path: Path, moments: list[Moment] | None) -> int:
+    """Show the supervisor, or the moments of a recording, until it is quit; the exit code."""
     app = _app(options, path, moments)
     if options.screenshot:
         return _screenshot(app, options)
@@ -39,22 +35,34 @@ def dashboard(options: argparse.Namespace, path: Path, recording: Path | None) -
 def _app(options: argparse.Namespace, path: Path, moments: list[Moment] | None) -> Dashboard:
     from distensor_tui.terminal import SafeDriver
 
-    playing: list[Player] = []
-    now: Now = (lambda: playing[0].now()) if moments else system_now
+    clock = _Clock()
     app = Dashboard(
         name=options.replay or ("the recorded demo" if moments else str(path)),
-        now=now,
+        now=clock.now,
         monotonic=system_monotonic,
         glyphs=glyphs.ASCII if options.ascii else glyphs.for_terminal(os.environ),
         screen=Screen(options.screen),
         driver_class=SafeDriver,
     )
     if moments:
-        playing.append(Player(moments, app, monotonic=system_monotonic, ended=app.on_replay_end))
-        app.follow(playing[0], replay=True)
+        from distensor_tui.recording import Player
+
+        player = Player(moments, app, monotonic=system_monotonic, ended=app.on_replay_end)
+        clock.now_of = player.now
+        app.follow(player, replay=True)
     else:
         app.follow(Client(path, app))
     return app
+
+
+class _Clock:
+    """The machine's time, or that of a recording once there is a player."""
+
+    def __init__(self) -> None:
+        self.now_of: Now = system_now
+
+    def now(self) -> float:
+        return self.now_of()
 
 
 def _screenshot(app: Dashboard, options: argparse.Namespace) -> int:
@@ -62,6 +70,8 @@ def _screenshot(app: Dashboard, options: argparse.Namespace) -> int:
     asyncio.run(_watch(app, options.size, options.wait))
     if not app.view.has_data:
         return _no_screenshot(app)
+    from distensor_tui.svg import picture
+
     node = app.view.feed.hello.node if app.view.feed.hello else app.title
     return _write(Path(options.screenshot), picture(app.shown, f"distensor - {node}"))
 
@@ -85,6 +95,8 @@ def _write(path: Path, svg: str) -> int:
 
 
 def _no_screenshot(app: Dashboard) -> int:
+    from distensor_tui.plain import absent
+
     why = app.view.feed.absence
     sys.stderr.write(f"distensor: no screenshot: {absent(why) if why else 'no data came'}\n")
     return why.exit_code if why else UNAVAILABLE

@@ -128,6 +128,36 @@ def join(parts: Iterable[Line], separator: Span) -> Line:
     return tuple(joined)
 
 
+def merged(parts: Line) -> Line:
+    """The same line with fewer spans: blanks take the tone before them, which costs the terminal nothing."""
+    spans: list[Span] = []
+    for span in parts:
+        blank = not span.text.strip(" ") and not span.tone.value.startswith("pill")
+        if spans and (spans[-1].tone is span.tone or (blank and not spans[-1].tone.value.startswith("pill"))):
+            spans[-1] = Span(spans[-1].text + span.text, spans[-1].tone)
+        else:
+            spans.append(span)
+    return tuple(spans)
+
+
+def changed_cells(before: Line, after: Line) -> tuple[int, int]:
+    """The cells from the first to the last span that differ, in two lines of the same width."""
+    start = _common(before, after)
+    rest = min(len(before), len(after)) - start
+    end = min(rest, _common(before[::-1], after[::-1]))
+    return width(after[:start]), width(after[: len(after) - end])
+
+
+def _common(one: Line, other: Line) -> int:
+    """How many spans are equal from the begin."""
+    same = 0
+    for left, right in zip(one, other, strict=False):
+        if left != right:
+            break
+        same += 1
+    return same
+
+
 def wrap(text: str, size: int) -> list[str]:
     """Break at blanks; a word longer than a line is cut into pieces."""
     lines, current = [], ""

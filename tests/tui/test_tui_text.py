@@ -9,7 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distensor_tui import format as fmt
-from distensor_tui.text import Span, Tone, cells, clip, cut, fill, join, line, pad, plain, spread, width, wrap
+from distensor_tui.text import (
+    Span,
+    Tone,
+    cells,
+    changed_cells,
+    clip,
+    cut,
+    fill,
+    join,
+    line,
+    merged,
+    pad,
+    plain,
+    spread,
+    width,
+    wrap,
+)
 from distensor_tui.views.draw import ascii_only, crop
 
 TEXT = st.text(alphabet="ab [/]─━█日本é", max_size=30)
@@ -44,6 +60,24 @@ def test_wrapped_lines_fit_and_lose_nothing(text: str, size: int) -> None:
 @given(TEXT, st.integers(0, 40), st.booleans())
 def test_fill_is_exact(text: str, size: int, right: bool) -> None:
     assert cells(fill(text, size, right=right)) == size
+
+
+@given(LINES, LINES)
+def test_outside_the_changed_cells_nothing_changed(one: tuple[Span, ...], other: tuple[Span, ...]) -> None:
+    before, after = pad(one, 40), pad(other, 40)
+    start, stop = changed_cells(before, after)
+    assert 0 <= start <= stop <= 40 or before == after
+    assert plain(crop(before, 0, start)) == plain(crop(after, 0, start))
+    assert plain(crop(before, stop, 40)) == plain(crop(after, stop, 40))
+
+
+@given(LINES)
+def test_merging_keeps_the_text_and_the_tone_of_every_mark(parts: tuple[Span, ...]) -> None:
+    def marks(row: tuple[Span, ...]) -> list[tuple[str, Tone]]:
+        return [(character, span.tone) for span in row for character in span.text if character != " "]
+
+    assert plain(merged(parts)) == plain(parts)
+    assert marks(merged(parts)) == marks(parts)
 
 
 def test_clip_leaves_what_fits() -> None:
