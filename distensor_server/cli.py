@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -66,6 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DistensorError as error:
         print(f"distensor-server: {error}", file=sys.stderr)
         return next(code for kind, code in _EXIT_CODES if isinstance(error, kind))
+    except Exception:  # noqa: BLE001 - the last line of the process: whatever it was, the service manager gets its code
+        traceback.print_exc()
+        return ExitCode.INTERNAL
 
 
 def _parser() -> argparse.ArgumentParser:

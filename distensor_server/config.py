@@ -87,6 +87,12 @@ def _check(path: Path, key: str, value: Any, known: set[str]) -> None:
         raise ConfigError(f"configuration file {path}: {key} = {value!r}, expected {wanted}")
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`; the port may still be on it."""
+    name = host.rsplit(":", 1)[0].strip("[]") if host.count(":") == 1 or host.startswith("[") else host
+    return name == "localhost" or name == "::1" or name.startswith("127.")
+
+
 def default_name() -> str:
     """The host name, made into a valid name."""
     text = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname().split(".")[0])[:63].lstrip("._-")

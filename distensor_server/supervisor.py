@@ -28,7 +28,7 @@ from distensor.core.control import (
 from distensor.core.errors import ConfigError, StoreError
 from distensor.core.ids import Epoch, JobId
 from distensor_server.books import Books
-from distensor_server.config import Limits, Settings
+from distensor_server.config import Limits, Settings, is_loopback
 from distensor_server.devices.detect import Detector
 from distensor_server.devices.host import Host
 from distensor_server.holds import is_over, load_hold, parse_drain, parse_pause, save_hold
@@ -264,6 +264,7 @@ class Supervisor:
         if status.state is LinkState.CONNECTED and not self._announced_connected:
             self._announced_connected = True
             self._announce({"event": "connected", "node_id": status.node_id})
+            self._warn_of_loopback(status.address)
         self._tell_link(status)
         self.on_change()
 
@@ -278,6 +279,14 @@ class Supervisor:
             self._shown_link = text
             severity = "info" if status.state is LinkState.CONNECTED else "warning"
             self.on_event(severity, "hub", text)
+
+    def _warn_of_loopback(self, hub: str) -> None:
+        host = self._settings.host
+        if is_loopback(host) and not is_loopback(hub):
+            text = (
+                f"peers on other machines cannot reach workers at {host}: start with --host and this machine's address"
+            )
+            self.on_event("warning", "supervisor", text)
 
     def on_assignment(self, assignment: Assignment) -> None:
         reason = self._refusal() or self._workforce.assign(assignment)
@@ -307,8 +316,8 @@ class Supervisor:
         self.on_change()
 
     def on_release(self, job_id: JobId, epoch: Epoch, reason: str) -> None:
-        self._workforce.release(job_id, epoch, reason)
-        self.on_event("info", "hub", f"job {job_id} (epoch {epoch}) released: {reason}")
+        if self._workforce.release(job_id, epoch, reason):
+            self.on_event("info", "hub", f"job {job_id} (epoch {epoch}) released: {reason}")
 
     def on_earnings(self, earnings: Earnings) -> None:
         self._books.confirmed(earnings)

@@ -158,15 +158,16 @@ class Workforce:
             if worker is not None:
                 worker.grant(topology, certificate)
 
-    def release(self, job_id: JobId, epoch: Epoch, reason: str) -> None:
-        """The workers of this membership may end."""
+    def release(self, job_id: JobId, epoch: Epoch, reason: str) -> bool:
+        """The workers of this membership may end. False when there is none, or it was released before."""
         job = self._jobs.get((job_id, epoch))
         if job is None or job.ended is not None:
-            return
+            return False
         job.ended = reason or "released"
         for worker in self._of((job_id, epoch)):
             worker.stop(f"released: {job.ended}")
         self._forget_old_jobs()
+        return True
 
     def claimed(self, unit: Unit) -> None:
         job = self._jobs.get((unit.key.job_id, unit.key.epoch))

@@ -7,7 +7,7 @@ import json
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -181,6 +181,7 @@ async def supervisor_running(
     policy: RestartPolicy = QUICK,
     connect: bool = True,
     may_fail: bool = False,
+    environment: Mapping[str, str] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """A supervisor with fake workers and a fake hub; stopped at the end."""
@@ -204,6 +205,7 @@ async def supervisor_running(
         detector=NoAccelerators(),
         policy=policy,
         clock=SYSTEM_CLOCK,
+        environment=environment,
         announce=lambda message: announced.append(dict(message)),
     )
     running = Running(supervisor, links[0], asyncio.create_task(supervisor.run()), announced)

@@ -21,6 +21,7 @@ from distensor.comm.tokens import JoinToken, decode_token
 from distensor.core.control import JobSpec, JobState, JobUpdate, Unit, UnitKey, WorkerState
 from distensor.core.ids import DRIVER_RANK, JobId, Rank
 from distensor.core.parallel import ParallelConfig
+from distensor_server import cli
 
 Environment = dict[str, str]
 
@@ -321,6 +322,19 @@ def test_a_state_directory_that_cannot_be_is_named(short_dir: Path) -> None:
     (short_dir / "state").touch()
     words = f"state directory {short_dir}/state"
     assert_ends(short_dir, ("--socket", str(short_dir / "s.sock")), 73, words, joining(a_token()))
+
+
+def test_a_bug_of_ours_is_shown_and_has_its_code(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise ExceptionGroup("tasks", [RuntimeError("a bug")])
+
+    monkeypatch.setattr(cli, "_supervise", fail)
+    monkeypatch.setenv("DISTENSOR_JOIN_TOKEN", a_token())
+    assert cli.main(["run", "--state", str(short_dir / "state"), "--socket", str(short_dir / "s.sock")]) == 70
+    assert "RuntimeError: a bug" in capsys.readouterr().err
+    assert "DISTENSOR_JOIN_TOKEN" not in os.environ
 
 
 def test_help_and_version() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import time
 from pathlib import Path
 
@@ -245,3 +247,41 @@ async def test_offline_from_the_start_is_not_connected(short_dir: Path) -> None:
         assert running.sections()["node"]["state"] == "OFFLINE"
         assert running.sections()["hub"]["next_retry_at"] > time.time()
         assert StopMode.NOW > StopMode.DRAIN
+
+
+async def test_systemd_hears_of_the_whole_life(short_dir: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(short_dir / "notify"))
+        manager.setblocking(False)
+        told: list[bytes] = []
+
+        def hear() -> list[bytes]:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    told.append(manager.recv(1000))
+            return told
+
+        systemd = {"NOTIFY_SOCKET": str(short_dir / "notify"), "WATCHDOG_USEC": "200000"}
+        async with supervisor_running(short_dir, environment=systemd) as running:
+            await eventually(lambda: hear().count(b"WATCHDOG=1") >= 3, "the watchdog is fed")
+            await eventually(lambda: b"STATUS=IDLE" in hear(), "the state is told")
+            await start_job(running, 0)
+            await eventually(lambda: b"STATUS=EARNING" in hear(), "the state is told")
+            running.supervisor.reload()
+        hear()
+    assert told[0] == b"READY=1"
+    assert told.index(b"STOPPING=1") > told.index(b"STATUS=EARNING")
+    assert sum(message.startswith(b"RELOADING=1") for message in told) == 1
+
+
+async def test_a_node_that_others_cannot_reach_is_told_so(short_dir: Path) -> None:
+    async with supervisor_running(short_dir) as running:
+        assert any("peers on other machines cannot reach workers at 127.0.0.1" in text for text in events(running))
+
+
+async def test_a_release_that_comes_twice_is_told_once(short_dir: Path) -> None:
+    async with supervisor_running(short_dir) as running:
+        await start_job(running, 0)
+        for reason in ("finished", "the job is finished"):
+            running.link.handler.on_release(JobId("j_1"), Epoch(1), reason)
+        assert [text for text in events(running) if "released" in text] == ["job j_1 (epoch 1) released: finished"]

@@ -15,6 +15,7 @@ from distensor_server.config import (
     default_name,
     default_socket_path,
     default_state_dir,
+    is_loopback,
     read_limits_file,
 )
 from distensor_server.environment import scrubbed
@@ -128,6 +129,24 @@ def test_a_host_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_the_default_name_is_a_valid_one(monkeypatch: pytest.MonkeyPatch, host: str, name: str) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: host)
     assert default_name() == name
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("127.0.0.1", True),
+        ("127.0.1.1:50051", True),
+        ("localhost:50051", True),
+        ("::1", True),
+        ("[::1]:50051", True),
+        ("10.0.0.5:50051", False),
+        ("hub.example.org", False),
+        ("fe80::1", False),
+        ("[fe80::1]:50051", False),
+    ],
+)
+def test_what_only_this_machine_can_reach(host: str, local: bool) -> None:
+    assert is_loopback(host) is local
 
 
 def test_default_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,13 @@ def cpu_seconds(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
+def mapped_files(process: psutil.Process) -> set[str]:
+    """Names of the libraries in its memory; nothing where the system does not tell (macOS)."""
+    if not hasattr(process, "memory_maps"):
+        return set()
+    return {Path(entry.path).name for entry in process.memory_maps()}
+
+
 def test_the_idle_supervisor_is_light(short_dir: Path) -> None:
     with closing(start_hub(short_dir)) as hub:
         env = {"DISTENSOR_JOIN_TOKEN": hub.line()["node_tokens"][0]}
@@ -51,14 +58,14 @@ def test_the_idle_supervisor_is_light(short_dir: Path) -> None:
             idle = (cpu_seconds(process) - connected) / (time.monotonic() - began)
             memory = process.memory_info().rss / MIB
             threads = process.num_threads()
-            mapped = {Path(entry.path).name for entry in process.memory_maps()}
+            mapped = mapped_files(process)
             print(
                 f"\nsupervisor: {until_ready:.2f} CPU s until ready, {connected:.2f} until connected, "
                 f"{idle:.2%} CPU idle, {memory:.1f} MiB, {threads} threads"
             )
             assert memory <= 60
             assert not [name for name in mapped if "torch" in name or "numpy" in name or "mlx" in name]
-            assert any("cygrpc" in name for name in mapped)
+            assert not mapped or any("cygrpc" in name for name in mapped)
             assert until_ready <= 0.6
             assert idle <= 0.01
             assert server.end() == 0
