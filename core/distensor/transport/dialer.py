@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass
 
 from distensor.core.clock import Clock
-from distensor.core.errors import HandshakeError, TransportTimeoutError
+from distensor.core.errors import HandshakeError
 from distensor.transport.handshake import Lane, RetryableHandshakeError, secure_dialed
 from distensor.transport.types import Address, PeerId, peer_name
 from distensor.transport.wire import cut_off
@@ -27,27 +27,30 @@ class Dialer:
     deadline: float
     clock: Clock
     stopped: threading.Event
+    reason: str = "no answer to the TLS handshake"
+    """Why the peer is not there yet."""
     _socket: socket.socket | None = None
 
-    def lane(self, lane: Lane) -> ssl.SSLSocket:
-        """One connection, recognised at both ends.
+    def lane(self, lane: Lane) -> ssl.SSLSocket | None:
+        """One connection, recognised at both ends; None when time is up or dialing was stopped.
 
         Raises:
             HandshakeError: the peer is the wrong one, or refuses us.
-            TransportTimeoutError: the deadline passed; the last reason is in the message.
         """
-        pause, reason = _FIRST_PAUSE, "not tried"
-        while (remaining := self.deadline - self.clock.monotonic()) > 0:
+        pause = _FIRST_PAUSE
+        while (remaining := self.deadline - self.clock.monotonic()) > 0 and not self.stopped.is_set():
             try:
                 return self._try(lane, remaining)
             except (RetryableHandshakeError, OSError) as error:
-                reason = str(error) or type(error).__name__
+                self.reason = str(error) or type(error).__name__
             except HandshakeError as error:
-                raise HandshakeError(f"{peer_name(self.rank)} at {self.address}: {error}") from error
-            if self.stopped.wait(min(pause, remaining)):
-                break
+                raise HandshakeError(f"{self}: {error}") from error
+            self.stopped.wait(min(pause, remaining))
             pause = min(2 * pause, _LONGEST_PAUSE)
-        raise TransportTimeoutError(f"{peer_name(self.rank)} at {self.address} cannot be reached: {reason}")
+        return None
+
+    def __str__(self) -> str:
+        return f"{peer_name(self.rank)} at {self.address}"
 
     def _try(self, lane: Lane, remaining: float) -> ssl.SSLSocket:
         raw = socket.create_connection((self.address.host, self.address.port), timeout=remaining)

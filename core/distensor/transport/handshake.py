@@ -61,7 +61,7 @@ def _await_welcome(tls: ssl.SSLSocket, me: PeerId) -> None:
     except WireClosedError as error:
         raise RetryableHandshakeError("the peer closed the connection during the handshake") from error
     except ssl.SSLError as error:
-        raise HandshakeError(f"the peer refuses our certificate: {error.reason or error}") from error
+        raise HandshakeError(f"the peer refuses our certificate: {tls_reason(error)}") from error
     except FrameError as error:
         raise HandshakeError(f"the peer answered what is not our protocol: {error}") from error
     if prefix.kind is FrameKind.REFUSED:
@@ -111,7 +111,14 @@ def _shake(tls: ssl.SSLSocket) -> None:
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
         raise RetryableHandshakeError("the connection was closed during the TLS handshake") from error
     except ssl.SSLError as error:
-        raise HandshakeError(f"TLS handshake failed: {error.reason or error}") from error
+        raise HandshakeError(f"TLS handshake failed: {tls_reason(error)}") from error
+
+
+def tls_reason(error: ssl.SSLError) -> str:
+    """What OpenSSL has to say, in words a person would use."""
+    words = (error.reason or str(error)).replace("_", " ").lower()
+    detail = getattr(error, "verify_message", "")
+    return f"{words}: {detail}" if detail else words
 
 
 def _check(tls: ssl.SSLSocket, *, me: PeerId, expected: int) -> None:

@@ -211,8 +211,11 @@ class DataPlane:
     def _dial(self, dialer: Dialer) -> None:
         def run() -> None:
             try:
-                self._lanes.add(dialer.rank, Lane.FROM_DIALER, dialer.lane(Lane.FROM_DIALER), dialed=True)
-                self._lanes.add(dialer.rank, Lane.TO_DIALER, dialer.lane(Lane.TO_DIALER), dialed=True)
+                for lane in Lane:
+                    tls = dialer.lane(lane)
+                    if tls is None:
+                        return
+                    self._lanes.add(dialer.rank, lane, tls, dialed=True)
             except TransportError as error:
                 self._fail(error)
 
@@ -256,7 +259,8 @@ class DataPlane:
                 raise PeerLostError(rank, reason)
 
     def _describe_missing(self, missing: set[int]) -> str:
-        names = ", ".join(peer_name(rank) for rank in sorted(missing))
+        told = {dialer.rank: f"{dialer} ({dialer.reason})" for dialer in self._dialers}
+        names = ", ".join(told.get(rank, f"{peer_name(rank)} (did not dial)") for rank in sorted(missing))
         refused = list(self._acceptor.refused) if self._acceptor is not None else []
         detail = f"; turned away here: {'; '.join(refused[-3:])}" if refused else ""
         return f"not connected after {self.timeouts.connect:g} s: {names}{detail}"

@@ -183,7 +183,7 @@ def _view(body: Buffer, offset: int, dtype: torch.dtype, shape: tuple[int, ...],
     if offset + size > len(body):
         raise FrameError(f"a tensor of {size} bytes at {offset} lies outside a body of {len(body)}")
     if size == 0:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(0, dtype=torch.uint8).view(dtype).view(shape)
     room = body if not memoryview(body).readonly else bytearray(body)
     return torch.frombuffer(room, dtype=torch.uint8, count=size, offset=offset).view(dtype).view(shape)
 

@@ -1,0 +1,197 @@
+"""The pure parts: mailbox, vigil, reduction, cutting."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distensor.core.errors import ConfigError, FrameError, PeerLostError, TransportTimeoutError
+from distensor.transport import Channel, Message, Tag
+from distensor.transport.exchange import group_slot
+from distensor.transport.flat import Target, even_pieces, flat_source, split_rows
+from distensor.transport.keeper import ROUNDS, Vigil
+from distensor.transport.mailbox import Mailbox
+from distensor.transport.reduction import Reduction, check_reducible, reduce_into
+
+ONE, TWO = Tag(Channel.CONTROL, 1), Tag(Channel.CONTROL, 2)
+
+
+def word(text: str) -> Message:
+    return Message(text.encode(), b"")
+
+
+# -- mailbox ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from([ONE, TWO]))))
+def test_every_message_is_taken_once_and_in_order(arrivals: list[tuple[int, Tag]]) -> None:
+    mailbox = Mailbox(queued_limit=1 << 20)
+    for index, (peer, tag) in enumerate(arrivals):
+        mailbox.put(peer, tag, word(str(index)))
+    for key in sorted(set(arrivals)):
+        expected = [str(index).encode() for index, arrival in enumerate(arrivals) if arrival == key]
+        assert [mailbox.get(*key, 0).header for _ in expected] == expected
+        assert mailbox.poll(*key) is None
+        assert not mailbox.has(*key)
+
+
+def test_the_oldest_queue_of_a_channel_comes_first() -> None:
+    mailbox = Mailbox(queued_limit=1 << 20)
+    mailbox.put(0, Tag(Channel.META), word("other"))
+    mailbox.put(2, TWO, word("a"))
+    mailbox.put(1, ONE, word("b"))
+    assert mailbox.get_any(Channel.CONTROL, 0, None)[:2] == (2, TWO)
+    assert mailbox.get_any(Channel.CONTROL, 0, None)[:2] == (1, ONE)
+    with pytest.raises(TransportTimeoutError):
+        mailbox.get_any(Channel.CONTROL, 0, None)
+
+
+def test_a_flood_of_unread_messages_is_an_error() -> None:
+    mailbox = Mailbox(queued_limit=10)
+    mailbox.put(1, ONE, word("12345678"))
+    with pytest.raises(FrameError, match=r"rank 1 has 11 bytes of unread messages here; the limit is 10"):
+        mailbox.put(1, ONE, word("123"))
+    mailbox.put(2, ONE, word("12345678"))
+    mailbox.get(1, ONE, 0)
+    mailbox.put(1, ONE, word("12345678"))
+
+
+def test_what_came_before_the_loss_can_still_be_read() -> None:
+    mailbox = Mailbox(queued_limit=100)
+    mailbox.put(1, ONE, word("last"))
+    assert mailbox.fail(1, "gone")
+    assert not mailbox.fail(1, "gone again")
+    assert mailbox.get(1, ONE, 0).header == b"last"
+    for call in (lambda: mailbox.get(1, ONE, 0), lambda: mailbox.get_any(Channel.CONTROL, 0, None)):
+        with pytest.raises(PeerLostError, match=r"lost peer rank 1: gone$"):
+            call()
+    with pytest.raises(PeerLostError):
+        mailbox.get(2, ONE, 0, needed=[1])
+    with pytest.raises(TransportTimeoutError):
+        mailbox.get_any(Channel.CONTROL, 0, [2])
+    mailbox.check(2)
+
+
+def test_a_loss_wakes_exactly_who_needs_the_peer() -> None:
+    mailbox = Mailbox(queued_limit=100)
+    waits: dict[str, Any] = {
+        "of it": lambda: mailbox.get(1, ONE, 20),
+        "of another, through it": lambda: mailbox.get(2, ONE, 20, needed=[1]),
+        "of all": lambda: mailbox.get_any(Channel.META, 20, None),
+        "of another": lambda: mailbox.get(2, TWO, 20),
+        "of others": lambda: mailbox.get_any(Channel.CONTROL, 20, [2, 3]),
+    }
+    outcomes: dict[str, str] = {}
+
+    def wait(name: str) -> None:
+        try:
+            waits[name]()
+            outcomes[name] = "message"
+        except PeerLostError as error:
+            outcomes[name] = f"lost {error.rank}"
+
+    threads = [threading.Thread(target=wait, args=(name,)) for name in waits]
+    for thread in threads:
+        thread.start()
+    mailbox.fail(1, "gone")
+    for thread in threads[:3]:
+        thread.join(10)
+    assert outcomes == dict.fromkeys(list(waits)[:3], "lost 1")
+    mailbox.put(2, TWO, word("x"))
+    mailbox.put(3, ONE, word("y"))
+    for thread in threads:
+        thread.join(10)
+    assert outcomes["of another"] == outcomes["of others"] == "message"
+
+
+def test_several_waiters_on_one_queue_get_one_message_each() -> None:
+    mailbox = Mailbox(queued_limit=100)
+    got: list[bytes] = []
+    threads = [threading.Thread(target=lambda: got.append(mailbox.get(1, ONE, 20).header)) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for index in range(5):
+        mailbox.put(1, ONE, word(str(index)))
+    for thread in threads:
+        thread.join(10)
+    assert sorted(got) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+# -- vigil -----------------------------------------------------------------------------------------------------------
+
+
+def test_silence_counts_only_while_nothing_comes() -> None:
+    vigil = Vigil()
+    received = 0
+    for round_ in range(20):
+        received += round_ % ROUNDS == 0
+        assert vigil.look(1, received=received, sent=0, sending=False) is None
+    reasons = [vigil.look(1, received=received, sent=0, sending=False) for _ in range(ROUNDS)]
+    assert reasons[-1] == "not a byte came from it"
+
+
+def test_a_peer_that_takes_nothing_is_stuck_though_it_talks() -> None:
+    vigil = Vigil()
+    found = [vigil.look(1, received=round_, sent=5, sending=True) for round_ in range(ROUNDS + 1)]
+    assert found == [None] * ROUNDS + ["it took not a byte of what we send"]
+    assert Vigil().look(1, received=0, sent=5, sending=False) is None
+
+
+# -- reduction and cutting -------------------------------------------------------------------------------------------
+
+
+def test_low_precision_is_added_up_in_float32() -> None:
+    parts = [torch.tensor([1.0], dtype=torch.bfloat16)] + [torch.tensor([2.0**-9], dtype=torch.bfloat16)] * 4
+    out = torch.empty(1, dtype=torch.bfloat16)
+    reduce_into(out, parts, Reduction.SUM)
+    assert out.item() == 1 + 4 * 2.0**-9, "one by one in bfloat16 it would stay at 1.0"
+
+
+@pytest.mark.parametrize("own", [0, 1, 2])
+@pytest.mark.parametrize("op", list(Reduction)[:5])
+def test_the_order_is_that_of_the_ranks_and_the_parts_stay_as_they_are(own: int, op: Reduction) -> None:
+    parts = [torch.randn(100, generator=torch.Generator().manual_seed(rank)) for rank in range(3)]
+    expected = torch.empty(100)
+    reduce_into(expected, [part.clone() for part in parts], op)
+    copies = [part.clone() for part in parts]
+    reduce_into(copies[own], copies, op)
+    assert torch.equal(copies[own], expected)
+    for rank in {0, 1, 2} - {own}:
+        assert torch.equal(copies[rank], parts[rank])
+
+
+@pytest.mark.parametrize(("dtype", "op"), [(torch.int32, Reduction.AVG), (torch.float32, Reduction.BOR),
+                                           (torch.complex64, Reduction.MIN)])  # fmt: skip
+def test_reductions_that_do_not_exist(dtype: torch.dtype, op: Reduction) -> None:
+    with pytest.raises(ConfigError, match=f"reduce op {op} of {dtype} is not defined"):
+        check_reducible(dtype, op)
+
+
+def test_targets_write_through_whatever_the_layout() -> None:
+    base = torch.zeros(4, 6)
+    for view in (base, base[1:3], base[:, ::2], base.t(), base[1, 2]):
+        target = Target(view, load=True)
+        assert torch.equal(target.flat.view(view.shape), view)
+        target.flat.copy_(torch.arange(float(view.numel())))
+        target.store()
+        assert torch.equal(flat_source(view), torch.arange(float(view.numel())))
+
+
+def test_pieces_that_do_not_fit_are_named() -> None:
+    with pytest.raises(ConfigError, match="7 elements cannot be cut into 3 equal pieces"):
+        even_pieces(torch.zeros(7), 3, "all_gather")
+    with pytest.raises(ConfigError, match=r"split sizes \[1, 1\] do not cut 3 rows into 2 pieces"):
+        split_rows(torch.zeros(3, 2), torch.zeros(6), [1, 1], 2, "all_to_all")
+    assert [len(piece) for piece in split_rows(torch.zeros(3, 2), torch.zeros(6), [1, 2], 2, "x")] == [2, 4]
+    assert [len(piece) for piece in even_pieces(torch.zeros(0), 2, "x")] == [0, 0]
+
+
+def test_groups_have_numbers_of_their_own() -> None:
+    slots = {group_slot(name, ranks) for name in ("0", "1") for ranks in ((0, 1), (1, 0), (0, 11), (0, 1, 1))}
+    assert len(slots) == 8
+    assert all(0 <= slot < 1 << 64 for slot in slots)
