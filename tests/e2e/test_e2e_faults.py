@@ -71,6 +71,14 @@ def test_a_killed_worker_is_named_restarted_and_never_a_hang(fresh: Session) -> 
     wait_until(atlas, lambda seen: not worker_pids(seen))
 
 
+def is_alive(process: psutil.Process) -> bool:
+    """A zombie is dead: whether somebody has collected its status is the business of its new parent."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def test_a_killed_supervisor_leaves_no_worker_after_a_second(fresh: Session) -> None:
     node = cluster_of(fresh).nodes[1]
     trainer = start(fresh)
@@ -78,8 +86,10 @@ def test_a_killed_supervisor_leaves_no_worker_after_a_second(fresh: Session) -> 
     workers = [psutil.Process(pid) for pid in worker_pids(snapshot(node.socket))]
     assert len(workers) == 2
     os.kill(node.child.pid, signal.SIGKILL)
-    gone, alive = psutil.wait_procs(workers, timeout=1.0)
-    assert len(gone) == 2, f"still there: {alive}"
+    deadline = time.monotonic() + 1.0
+    while any(is_alive(worker) for worker in workers):
+        assert time.monotonic() < deadline, f"still there: {workers}"
+        time.sleep(0.01)
     with pytest.raises(WorkerLostError, match="node 'bolt'"):
         while True:
             trainer.step(models.points(1)[0])
@@ -99,7 +109,8 @@ def test_training_goes_on_without_the_hub_and_every_unit_is_credited_once(fresh:
     for node in cluster.nodes:
         data = wait_until(node.socket, lambda seen: seen["hub"]["state"] != "connected")
         assert data["hub"]["error"] is not None
-        assert data["node"]["state"] == "EARNING", "work goes on"
+        assert data["node"]["state"] == "DEGRADED", "work goes on, and the screen says what is missing"
+        assert {worker["state"] for worker in data["workers"]} == {"running"}
     cluster.restart_hub()
     for batch in batches[40:]:
         trainer.step(batch)
@@ -126,7 +137,7 @@ def test_a_stopped_worker_is_noticed(fresh: Session) -> None:
     (victim, *_) = worker_pids(snapshot(atlas))
     os.kill(victim, signal.SIGSTOP)
     try:
-        with pytest.raises(WorkerLostError, match="silent"):
+        with pytest.raises(WorkerLostError, match="not a byte came from it"):
             while True:
                 trainer.step(models.points(1)[0])
     finally:

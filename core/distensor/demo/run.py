@@ -37,7 +37,7 @@ class DemoSettings:
     steps: int = 60
     rows: int = 16
     sequence: int = 64
-    lr: float = 2e-3
+    lr: float = 1e-3
     seed: int = 1
     nodes: tuple[str, ...] = ("atlas", "bolt")
     workers: int = 4

@@ -165,6 +165,7 @@ class LocalCluster:
     def restart_hub(self) -> None:
         """Start the hub again on its old port and state, after it has ended."""
         self._children.remove(self.hub)
+        self.hub.ask_to_stop()
         self.hub.reap()
         self._start_hub(0, listen=self.address)
 

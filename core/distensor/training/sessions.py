@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "DISTENSOR_TOKEN"  # noqa: S105 - the name of a variable, not a secret
 
 
-class Closeable(Protocol):
+class Job(Protocol):
+    """What a session has to know of a trainer that uses it."""
+
+    @property
+    def failure(self) -> str: ...
+
     def close(self) -> None: ...
 
 
@@ -32,15 +37,18 @@ class Session:
         self.client = client
         self.cluster = cluster
         self.clock = clock
-        self._users: list[Closeable] = []
+        self._jobs: list[Job] = []
         self._closed = False
 
     def query_mesh(self) -> Mesh:
         return self.client.query_mesh()
 
-    def attach(self, user: Closeable) -> None:
-        """`user` is closed before the session is."""
-        self._users.append(user)
+    def attach(self, job: Job) -> None:
+        """`job` is closed before the session is. Jobs that have failed are closed now: their workers are needed."""
+        for failed in [known for known in self._jobs if known.failure]:
+            failed.close()
+            self._jobs.remove(failed)
+        self._jobs.append(job)
 
     @property
     def closed(self) -> bool:
@@ -50,8 +58,8 @@ class Session:
         if self._closed:
             return
         self._closed = True
-        for user in self._users:
-            user.close()
+        for job in self._jobs:
+            job.close()
         self.client.close()
         if self.cluster is not None:
             self.cluster.close()

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from distensor.core import ParallelConfig
 from distensor.core.control import JobState
-from distensor.core.errors import BatchError, ConfigError, DivergedError, JobFailedError
+from distensor.core.errors import (
+    BatchError,
+    ConfigError,
+    DivergedError,
+    JobError,
+    JobFailedError,
+    ProgramRejectedError,
+    TransportError,
+)
 from distensor.core.ids import is_valid_name
 from distensor.optim import OptimizerSpec
 from distensor.training.job import TrainingJob
@@ -105,6 +114,7 @@ class Trainer:
         self._job: TrainingJob | None = None
         self._step = 0
         self._ended = False
+        self._failure = ""
         self.lr = lr
 
     @property
@@ -164,7 +174,8 @@ class Trainer:
         job = self._ready(batch)
         rate = self._rate(self._step + 1)
         number = self._step + 1
-        result, commits = job.step(number, batch, rate, total_steps)
+        with self._noting_failure():
+            result, commits = job.step(number, batch, rate, total_steps)
         if not all(commits):
             raise DivergedError(
                 f"step {number}: the loss is {result.loss} and the gradient norm {result.grad_norm}; "
@@ -182,7 +193,9 @@ class Trainer:
         """The mean loss over all real elements of `data`, without dropout and without an update."""
         total = weight = 0.0
         for batch in data:
-            loss, count = self._ready(batch).evaluate(batch)
+            job = self._ready(batch)
+            with self._noting_failure():
+                loss, count = job.evaluate(batch)
             if count > 0:
                 total, weight = total + loss * count, weight + count
         if weight == 0:
@@ -191,26 +204,32 @@ class Trainer:
 
     def gradients(self, batch: Any) -> dict[str, Tensor]:
         """The full gradient of the mean loss by parameter name, without an update."""
-        return self._ready(batch).gradients(batch)[1]
+        job = self._ready(batch)
+        with self._noting_failure():
+            return job.gradients(batch)[1]
 
     def check_parity(self, batch: Any) -> Parity:
         """Run `batch` on the mesh and in this process, with the same weights, and compare loss and gradients."""
         from distensor.training.parity import compare
 
         self.pull()
-        loss, gradients = self._ready(batch).gradients(batch)
+        job = self._ready(batch)
+        with self._noting_failure():
+            loss, gradients = job.gradients(batch)
         return compare(self.model.module, batch, self._loss, loss, gradients)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The full, unsharded weights and buffers by name; a tied weight is there once."""
         if self._job is None:
             return {name: tensor.detach().clone() for name, tensor in self.model.module.state_dict().items()}
-        return self._job.state()
+        with self._noting_failure():
+            return self._job.state()
 
     def pull(self) -> None:
         """Copy the weights of the mesh into `model.module`."""
         if self._job is not None:
-            self._job.copy_into_module()
+            with self._noting_failure():
+                self._job.copy_into_module()
 
     def save(self, path: str) -> None:
         """Write the weights as one safetensors file. Optimizer state is not part of it in this version."""
@@ -231,10 +250,12 @@ class Trainer:
             self._job.push()
 
     def _ready(self, batch: Any) -> TrainingJob:
-        if self._ended:
-            raise JobFailedError(f"trainer {self.name!r} has ended; make a new Trainer to go on from model.module")
+        if self._ended or self._failure:
+            why = f": {self._failure}" if self._failure else ""
+            raise JobFailedError(f"trainer {self.name!r} has ended{why}; make a new Trainer to go on from model.module")
         if self._job is None:
             session = self._session or current_session()
+            session.attach(self)
             self._job = TrainingJob.start(
                 session=session,
                 name=self.name,
@@ -245,16 +266,33 @@ class Trainer:
                 loss_weight=self._loss_weight,
                 example=batch,
             )
-            session.attach(self)
         return self._job
+
+    @contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        """After an error of the job itself, this trainer has ended; after one of the user's batch it has not."""
+        try:
+            yield
+        except (JobError, TransportError, ProgramRejectedError) as error:
+            self._failure = f"{type(error).__name__}: {error}"
+            raise
+        except KeyboardInterrupt:
+            self._failure = "interrupted in the middle of a command"
+            raise
+
+    @property
+    def failure(self) -> str:
+        """Why the job failed; empty while it has not."""
+        return self._failure
 
     def close(self, *, failed: str = "") -> None:
         """End the job and give its workers back. The session does it too; safe to call twice."""
         if self._ended:
             return
         self._ended = True
+        reason = self._failure or failed
         if self._job is not None:
-            self._job.end(JobState.FAILED if failed else JobState.FINISHED, failed)
+            self._job.end(JobState.FAILED if reason else JobState.FINISHED, reason)
 
     def __enter__(self) -> Trainer:
         return self
