@@ -163,7 +163,7 @@ def _print_line(message: Mapping[str, Any]) -> None:
         print(json.dumps({"v": 1, **message}), flush=True)
     except BrokenPipeError:
         # Whoever wanted to know is gone. Python would complain again at exit unless the stream is replaced.
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - it has to outlive this function
 
 
 def _devices(arguments: argparse.Namespace) -> int:

@@ -34,7 +34,7 @@ from distensor.core.reading import Unavailable
 from distensor_server.config import Settings
 from distensor_server.devices.detect import Detector
 from distensor_server.devices.host import HostMemory
-from distensor_server.devices.interpret import cuda_devices
+from distensor_server.devices.interpret import Answer, cuda_devices
 from distensor_server.devices.model import Device
 from distensor_server.lifecycle import RestartPolicy
 from distensor_server.supervisor import StopMode, Supervisor
@@ -50,6 +50,17 @@ class NoAccelerators(Detector):
 
     async def accelerators(self, memory: HostMemory) -> tuple[Device, ...]:
         return cuda_devices(NO_GPU, Unavailable(reason="not asked"), memory)
+
+
+class OneGpu(Detector):
+    """A machine with one GPU that torch can use and that goes on being well."""
+
+    async def accelerators(self, memory: HostMemory) -> tuple[Device, ...]:
+        nvml = {"devices": [{"index": 0, "uuid": "GPU-7", "name": "RTX 4090", "memory_total": 24 * GIB}]}
+        return cuda_devices(nvml, {"version": "2.13.0", "cuda": True}, memory)
+
+    async def watch(self, on_answer: Callable[[Answer], None]) -> None:
+        await asyncio.get_running_loop().create_future()
 
 
 class FakeLink:
@@ -182,6 +193,7 @@ async def supervisor_running(
     connect: bool = True,
     may_fail: bool = False,
     environment: Mapping[str, str] | None = None,
+    detector: Detector | None = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """A supervisor with fake workers and a fake hub; stopped at the end."""
@@ -202,7 +214,7 @@ async def supervisor_running(
         settings_in(directory, **settings),
         make_link=make_link,
         worker_command=(*FAKE_WORKER, *worker_options),
-        detector=NoAccelerators(),
+        detector=detector or NoAccelerators(),
         policy=policy,
         clock=SYSTEM_CLOCK,
         environment=environment,

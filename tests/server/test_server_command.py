@@ -134,10 +134,12 @@ def test_a_hub_that_is_not_there_is_named(short_dir: Path) -> None:
 class Job:
     """A trainer's view of one job on fake workers."""
 
-    def __init__(self, trainer_token: str, ranks: int) -> None:
+    def __init__(self, trainer_token: str, ranks: int, submission: str = "s") -> None:
         self.client = HubClient(trainer_token)
         _, csr = new_key_and_csr(JobId("j_new"), None, DRIVER_RANK)
-        spec = JobSpec(submission="s", name="tiny", parallel=ParallelConfig(pipeline_parallel=ranks), csr_pem=csr)
+        spec = JobSpec(
+            submission=submission, name="tiny", parallel=ParallelConfig(pipeline_parallel=ranks), csr_pem=csr
+        )
         self.job_id, self.epoch = self.client.submit_job(spec)
         self.updates = self.client.watch_job(self.job_id)
         self.seen: list[JobUpdate] = []
@@ -190,6 +192,23 @@ def test_a_job_through_a_real_hub(short_dir: Path, ready: dict[str, Any]) -> Non
         wait_until(lambda: not any(pid and alive(pid) for pid in pids), "the workers are released")
         assert sections(short_dir)["jobs"][0]["state"] == "ended"
         job.client.close()
+        assert server.end() == 0
+
+
+def test_jobs_one_after_another_find_their_slots_free(short_dir: Path, ready: dict[str, Any]) -> None:
+    """Also PRO-05 in small: processes are started again and again beside the threads of grpc."""
+    csr = short_dir / "csr.pem"
+    csr.write_text(new_key_and_csr(JobId("j_new"), None, Rank(0))[1])
+    server = start_with_fake_workers(short_dir, "--csr-file", str(csr), token=ready["node_tokens"][0])
+    with closing(server):
+        assert server.line()["event"] == "connected"
+        for number in range(6):
+            job = Job(ready["trainer_token"], 2, f"s{number}")
+            job.until(lambda update: update.state is JobState.RUNNING and update.topology, "running")
+            job.client.end_job(job.job_id, JobState.FINISHED, "done")
+            job.client.close()
+        wait_until(lambda: sections(short_dir)["node"]["state"] == "IDLE", "idle")
+        assert [job["state"] for job in sections(short_dir)["jobs"]] == ["ended"] * 5
         assert server.end() == 0
 
 

@@ -15,6 +15,7 @@ import pytest
 from server_fakes import (
     QUICK,
     AsyncClient,
+    OneGpu,
     alive,
     assignment,
     certificate,
@@ -288,3 +289,39 @@ async def test_the_environment_of_a_worker_holds_no_secret(short_dir: Path, monk
         assert int(seen["environment"]["OMP_NUM_THREADS"]) >= 1
         process = psutil.Process(own_worker(running)["pid"])
         assert os.getsid(process.pid) == process.pid, "a session of its own"
+
+
+async def test_a_worker_sees_its_own_gpu_only_and_by_uuid(short_dir: Path) -> None:
+    told = short_dir / "environment.json"
+    options = ("--tell-environment", str(told))
+    async with supervisor_running(short_dir, *options, detector=OneGpu()) as running:
+        running.assign(0, device="GPU-7")
+        await running.reported(S.READY)
+        assert json.loads(told.read_text())["environment"]["CUDA_VISIBLE_DEVICES"] == "GPU-7"
+        assert running.sections()["devices"][0]["workers"] == ["w_j_1_1_0"]
+        running.assign(1, device="GPU-7")
+        assert "device GPU-7 has 1 slots and none is free" in running.link.changes(1)[0].reason
+
+
+async def test_a_worker_on_the_cpu_is_told_its_share(short_dir: Path) -> None:
+    async with supervisor_running(short_dir) as running:
+        device = running.supervisor._inventory.devices[-1]
+        memory, threads = running.supervisor._inventory.share(device)
+        assert isinstance(device.memory_total, int)
+        assert memory is not None
+        assert memory * 2 <= device.memory_total
+        assert threads >= 1
+
+
+async def test_repeated_and_late_lines_of_a_worker_change_nothing(short_dir: Path) -> None:
+    async with supervisor_running(short_dir) as running:
+        await start_job(running, 0)
+        worker = running.supervisor._workforce.workers[0]
+        before = list(running.link.reports)
+        worker._on_line(b'{"type": "ready", "v": 1, "port": 5, "csr": "again"}')
+        worker._on_line(b'{"type": "connected"}')
+        assert running.link.reports == before
+        running.link.handler.on_release(*JOB, "finished")
+        worker._on_line(b'{"type": "connected"}')
+        await running.reported(S.EXITED)
+        assert [state for state, _ in running.link.states()][-2:] == [S.DRAINING, S.EXITED]
