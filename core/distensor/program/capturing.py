@@ -205,7 +205,10 @@ class _Capture:
             name = f"constant.{target}"
             self._constants[name] = value
             return self._add(self._buffers, name, value)
-        raise CaptureError(f"the module holds {spec.target!r}, a {spec.kind.name}; only tensors can be shipped")
+        raise CaptureError(
+            f"the module uses {target!r}, an object that is no tensor (a torch.Generator, for example); "
+            "only tensors can be shipped, and random draws follow the seed of the Trainer"
+        )
 
     def _add(self, kept: dict[str, WeightSpec], name: str, value: Tensor) -> Any:
         if value.dtype not in DTYPES:

@@ -124,10 +124,11 @@ def find_weight(builder: GraphBuilder, loss: Ref, given: Literal["rows"] | Ref |
         return _emit_count(builder, Size(BATCH_DIM))
     if given is not None:
         raise CaptureError(f"loss_weight={given!r}: expected None, 'rows' or callable(batch) -> number of elements")
-    finding = _Analysis(builder).find(loss)
+    analysis = _Analysis(builder)
+    finding = analysis.find(loss)
     if isinstance(finding, Mean):
         if isinstance(finding.weight, Tokens):
-            return _protect(builder, finding.weight)
+            return _protect(builder, analysis, finding.weight)
         if isinstance(finding.weight, Quotient):
             return finding.weight.denominator
         return _emit_count(builder, finding.weight.extent)
@@ -157,15 +158,33 @@ def _explain(finding: Finding) -> str:
 class _Analysis:
     builder: GraphBuilder
     _makers: dict[str, Node] = field(default_factory=dict)
+    _first: dict[str, str] = field(default_factory=dict)
+    """A value -> the first one that was computed in the same way."""
     _moving: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         inputs = {name for name in self.builder.values if not name.startswith("%")}
         self._moving.update(inputs)
+        seen: dict[Any, Node] = {}
         for node in self.builder.nodes:
+            self._number(node, seen)
             self._makers.update({name: node for name in node.out if name is not None})
             if self._depends(node):
                 self._moving.update(name for name in node.out if name is not None)
+
+    def _number(self, node: Node, seen: dict[Any, Node]) -> None:
+        if node.site is not None:
+            return
+        same = seen.setdefault((node.op, *((key, self.first(value)) for key, value in node.args.items())), node)
+        for name, first in zip(node.out, same.out, strict=True):
+            if name is not None and first is not None:
+                self._first[name] = first
+
+    def first(self, value: Argument) -> Argument:
+        """The same argument by the names of the first values that are equal to it."""
+        if isinstance(value, Ref):
+            return Ref(self._first.get(value.name, value.name))
+        return tuple(self.first(item) for item in value) if isinstance(value, tuple) else value
 
     def _depends(self, node: Node) -> bool:
         if any(isinstance(reference, Ref) and reference.name in self._moving for reference in node.references()):
@@ -202,7 +221,7 @@ class _Analysis:
     def _target_loss(self, node: Node, depth: int) -> Finding:
         del depth
         reduction = node.args.get("reduction", _MEAN)
-        target, weight = node.args["target"], node.args.get("weight")
+        target, weight = self.first(node.args["target"]), node.args.get("weight")
         logits = node.args["self"]
         if reduction == _SUM:
             return Sum()
@@ -305,25 +324,28 @@ def _emit_count(builder: GraphBuilder, extent: Extent) -> Ref:
     return builder.emit_one("aten.scalar_tensor.default", args, _SCALAR, "weight")
 
 
-def _protect(builder: GraphBuilder, tokens: Tokens) -> Ref:
+def _protect(builder: GraphBuilder, analysis: _Analysis, tokens: Tokens) -> Ref:
     """Count the targets before the losses over them, and divide the sums of those losses by it."""
-    first = next(index for index, node in enumerate(builder.nodes) if _is_mean_over(node, tokens))
+    first = next(index for index, node in enumerate(builder.nodes) if _is_mean_over(node, analysis, tokens))
     later = builder.nodes[first:]
     del builder.nodes[first:]
     weight = _emit_tokens(builder, tokens)
     floor = builder.emit_one("aten.clamp_min.default", {"self": weight, "min": 1}, builder.info(weight), "divisor")
     for node in later:
-        if _is_mean_over(node, tokens):
+        if _is_mean_over(node, analysis, tokens):
             _emit_divided(builder, node, floor if tokens.class_weight is None else weight)
         else:
             builder.nodes.append(node)
     return weight
 
 
-def _is_mean_over(node: Node, tokens: Tokens) -> bool:
+def _is_mean_over(node: Node, analysis: _Analysis, tokens: Tokens) -> bool:
     if node.op not in _TARGET_LOSSES or node.args.get("reduction", _MEAN) != _MEAN:
         return False
-    same = node.args["target"] == tokens.target and node.args.get("ignore_index", -100) == tokens.ignore_index
+    same = (
+        analysis.first(node.args["target"]) == tokens.target
+        and node.args.get("ignore_index", -100) == tokens.ignore_index
+    )
     return same and node.args.get("weight") == tokens.class_weight
 
 

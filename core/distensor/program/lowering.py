@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from distensor.core.errors import CaptureError, UnsupportedOpError
 from distensor.program.arguments import fits
-from distensor.program.builder import VIEWS, GraphBuilder, Info, Place, View
+from distensor.program.builder import VIEWS, GraphBuilder, Info, Name, Place, View
 from distensor.program.calls import DTYPES
 from distensor.program.expressions import Extent, Size
 from distensor.program.ops import FIXED_ARGUMENTS, RANDOM
@@ -158,6 +158,9 @@ class Lowering:
         """x.op_(...) -> a new value that x, its views and what x views refer to from now on."""
         place = raw.get("self")
         assert isinstance(place, Place)
+        if name == "aten.copy_.default":
+            self.builder.write(place, self._copied(place, raw["src"], node.name))
+            return place
         plain = INPLACE.get(name) or _without_underscore(name)
         signature = SIGNATURES.get(plain)
         if signature is None:
@@ -170,6 +173,21 @@ class Lowering:
             new = self.builder.emit_one("aten.to.dtype", {"self": new, "dtype": old.dtype.value}, info, node.name)
         self.builder.write(place, new)
         return place
+
+    def _copied(self, place: Place, source: Place, hint: str) -> Name:
+        """The value of `source` in the shape and dtype of `place`."""
+        old, name = self.builder.info(place.name), self.builder.read(source)
+        new = self.builder.info(name)
+        for op, key, value, differs in (
+            ("aten.expand.default", "size", old.shape, new.shape != old.shape),
+            ("aten.to.dtype", "dtype", old.dtype.value, new.dtype is not old.dtype),
+        ):
+            if differs:
+                info = Info(
+                    dtype=old.dtype if key == "dtype" else new.dtype, shape=old.shape, requires_grad=new.requires_grad
+                )
+                name = self.builder.emit_one(op, {"self": name, key: value}, info, hint)
+        return name
 
     def _operand_dtypes(self, raw: Mapping[str, Any]) -> list[DType]:
         named = [value for key, value in raw.items() if key in ("other", "tensor1", "tensor2", "end")]

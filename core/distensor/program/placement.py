@@ -38,13 +38,13 @@ class _StageLookup:
         self._mapping = mapping
         self.stages = max(mapping.values(), default=0) + 1
         self.by_name: dict[str, int] = {}
-        self.first: dict[str, int] = {}
+        self.homes: dict[str, set[int]] = {}
         for name, canonical in aliases.items():
             stage = self._stage_of_name(name)
             if stage is not None:
                 self.by_name[name] = stage
-                self.first[canonical] = min(stage, self.first.get(canonical, stage))
-        missing = sorted(set(aliases.values()) - self.first.keys())
+                self.homes.setdefault(canonical, set()).add(stage)
+        missing = sorted(set(aliases.values()) - self.homes.keys())
         if missing:
             raise StageMappingError(f"no stage for {_some(missing)}: every parameter belongs to exactly one stage")
         self._check_stages()
@@ -100,7 +100,8 @@ class _Placer:
     def run(self) -> Placement:
         self._glue.update(spec.name for spec in self.captured.inputs)
         found = tuple(self._place(node) for node in self.captured.nodes)
-        return Placement(stages=self.lookup.stages, stage_of=found, homes=self.lookup.first)
+        first = {name: min(stages) for name, stages in self.lookup.homes.items()}
+        return Placement(stages=self.lookup.stages, stage_of=found, homes=first)
 
     def _place(self, node: Node) -> int | None:
         names = [name for name in node.out if name is not None]
@@ -122,10 +123,10 @@ class _Placer:
     def _stage_of(self, node: Node) -> int:
         references = list(node.references())
         arrived = max((self._stage.get(item.name, 0) for item in references if isinstance(item, Ref)), default=0)
-        weights = [item.name for item in references if isinstance(item, WeightRef) and item.name in self.lookup.first]
+        weights = [item.name for item in references if isinstance(item, WeightRef) and item.name in self.lookup.homes]
         declared = self.lookup.of_module(node.module)
         if declared is None:
-            homes = [self.lookup.first[name] for name in weights if self.lookup.first[name] >= arrived]
+            homes = [stage for name in weights for stage in self.lookup.homes[name] if stage >= arrived]
             return min(homes, default=arrived)
         if declared < arrived and weights:
             raise StageMappingError(

@@ -130,7 +130,5 @@ REWRITES: Mapping[str, Callable[[Rewrite], Result]] = {
 
 INPLACE: Mapping[str, str] = {
     "aten.zero_.default": "aten.zeros_like.default",
-    "aten.copy_.default": "aten.copy.default",
-    "aten.fill_.Scalar": "aten.full_like.default",
 }
 """In-place operations whose plain form has another name; the others only lose their underscore."""
