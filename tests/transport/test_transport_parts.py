@@ -148,7 +148,7 @@ def test_a_peer_that_takes_nothing_is_stuck_though_it_talks() -> None:
 def test_low_precision_is_added_up_in_float32() -> None:
     parts = [torch.tensor([1.0], dtype=torch.bfloat16)] + [torch.tensor([2.0**-9], dtype=torch.bfloat16)] * 4
     out = torch.empty(1, dtype=torch.bfloat16)
-    reduce_into(out, parts, Reduction.SUM)
+    reduce_into(out, parts, Reduction.SUM, 5)
     assert out.item() == 1 + 4 * 2.0**-9, "one by one in bfloat16 it would stay at 1.0"
 
 
@@ -157,9 +157,9 @@ def test_low_precision_is_added_up_in_float32() -> None:
 def test_the_order_is_that_of_the_ranks_and_the_parts_stay_as_they_are(own: int, op: Reduction) -> None:
     parts = [torch.randn(100, generator=torch.Generator().manual_seed(rank)) for rank in range(3)]
     expected = torch.empty(100)
-    reduce_into(expected, [part.clone() for part in parts], op)
+    reduce_into(expected, [part.clone() for part in parts], op, 3)
     copies = [part.clone() for part in parts]
-    reduce_into(copies[own], copies, op)
+    reduce_into(copies[own], copies, op, 3)
     assert torch.equal(copies[own], expected)
     for rank in {0, 1, 2} - {own}:
         assert torch.equal(copies[rank], parts[rank])

@@ -28,6 +28,8 @@ from distensor.transport.tensors import (
 )
 
 DTYPES = tuple(_CODES)
+# torch says so whenever it makes a complex32 tensor, once a process.
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
 
 def message(header: bytes, buffers: Any) -> Message:

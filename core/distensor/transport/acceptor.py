@@ -11,6 +11,7 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -108,7 +109,7 @@ class Acceptor:
 
     def _meet(self, unproven: _Unproven) -> None:
         try:
-            self._admit(self._wrap(unproven))
+            self._admit(unproven, self._wrap(unproven))
         except (HandshakeError, OSError) as error:
             self.refused.append(str(error) or type(error).__name__)
         finally:
@@ -118,13 +119,12 @@ class Acceptor:
     def _wrap(self, unproven: _Unproven) -> ssl.SSLSocket:
         """TLS around the connection; the object that may be cut off from outside changes with it."""
         raw = unproven.connection
-        try:
+        with ExitStack() as undo:
+            undo.callback(raw.close)
             raw.settimeout(self.timeouts.handshake)
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             tls = self.context.wrap_socket(raw, server_side=True, do_handshake_on_connect=False)
-        except BaseException:
-            raw.close()
-            raise
+            undo.pop_all()
         with self._lock:
             unproven.connection = tls
             dropped = unproven not in self._unproven
@@ -133,19 +133,26 @@ class Acceptor:
             raise ConnectionAbortedError("dropped: too slow, or too many others that proved nothing")
         return tls
 
-    def _admit(self, tls: ssl.SSLSocket) -> None:
+    def _admit(self, unproven: _Unproven, tls: ssl.SSLSocket) -> None:
         """Recognise the peer and hand its connection over; closes it otherwise."""
-        try:
-            rank, lane = self._recognise(tls)
+        with ExitStack() as undo:
+            undo.callback(tls.close)
+            rank, lane = self._recognise(unproven, tls)
             self._welcome(tls, rank, lane)
-        except BaseException:
-            tls.close()
-            raise
+            undo.pop_all()
         self.lanes.add(rank, lane, tls)
 
-    def _recognise(self, tls: ssl.SSLSocket) -> tuple[int, Lane]:
+    def _spare(self, unproven: _Unproven) -> None:
+        """From here on nobody cuts this connection off for being slow."""
+        with self._lock:
+            if unproven not in self._unproven:
+                raise ConnectionAbortedError("dropped: too slow, or too many others that proved nothing")
+            del self._unproven[unproven]
+
+    def _recognise(self, unproven: _Unproven, tls: ssl.SSLSocket) -> tuple[int, Lane]:
         try:
             rank, lane = secure_accepted(tls, me=self.me, expected=self.expected)
+            self._spare(unproven)
             refusal = self.lanes.reserve(rank, lane)
             if refusal is not None:
                 raise RefusedError(refusal)

@@ -44,7 +44,7 @@ def _all_reduce_one_hop(exchange: Exchange, data: Tensor, op: Reduction) -> None
         ]
         for handle in handles[index]:
             handle.wait()
-        reduce_into(segment, parts, op)
+        reduce_into(segment, parts, op, exchange.size)
 
 
 def _all_reduce_two_hops(exchange: Exchange, data: Tensor, op: Reduction) -> None:
@@ -68,7 +68,7 @@ def _all_reduce_two_hops(exchange: Exchange, data: Tensor, op: Reduction) -> Non
 
 def _reduce_received(exchange: Exchange, own: Tensor, part: int, op: Reduction) -> None:
     parts = (own if member == exchange.me else exchange.receive(member, part, own) for member in range(exchange.size))
-    reduce_into(own, parts, op)
+    reduce_into(own, parts, op, exchange.size)
 
 
 def reduce_scatter(exchange: Exchange, out: Tensor, pieces: Sequence[Tensor], op: Reduction) -> None:
@@ -84,7 +84,7 @@ def reduce_scatter(exchange: Exchange, out: Tensor, pieces: Sequence[Tensor], op
             segment if member == exchange.me else exchange.receive(member, index, segment)
             for member in range(exchange.size)
         )
-        reduce_into(target, parts, op)
+        reduce_into(target, parts, op, exchange.size)
     exchange.finish()
 
 

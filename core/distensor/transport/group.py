@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -82,34 +83,34 @@ class TransportGroup(_ProcessGroup):
     def size(self) -> int:
         return len(self._ranks)
 
-    getRank = rank  # noqa: N815 - the names that torch's C++ side looks up
-    getSize = size  # noqa: N815
+    getRank = rank
+    getSize = size
 
     def name(self) -> str:
         return BACKEND
 
-    getBackendName = name  # noqa: N815
+    getBackendName = name
 
-    def getGroupName(self) -> str:  # noqa: N802
+    def getGroupName(self) -> str:
         return self._name
 
     @property
     def group_name(self) -> str:
         return self._name
 
-    def setGroupName(self, name: str) -> None:  # noqa: N802
+    def setGroupName(self, name: str) -> None:
         self._name = name
 
     _set_group_name = setGroupName
 
-    def getGroupDesc(self) -> str:  # noqa: N802
+    def getGroupDesc(self) -> str:
         return self._description
 
     @property
     def group_desc(self) -> str:
         return self._description
 
-    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+    def setGroupDesc(self, description: str) -> None:
         self._description = description
 
     _set_group_desc = setGroupDesc
@@ -130,7 +131,12 @@ class TransportGroup(_ProcessGroup):
         self._thread.join(timeout)
 
     def _submit(
-        self, what: str, outputs: Sequence[Tensor], targets: Sequence[Target], run: Callable[[Exchange], None]
+        self,
+        what: str,
+        opts: Any,
+        outputs: Sequence[Tensor],
+        targets: Sequence[Target],
+        run: Callable[[Exchange], None],
     ) -> CollectiveWork:
         work = CollectiveWork(f"{what} in group {self._name}", list(outputs))
 
@@ -139,7 +145,7 @@ class TransportGroup(_ProcessGroup):
             for target in targets:
                 target.store()
 
-        self._thread.submit(work, run_and_store)
+        self._thread.submit(work, run_and_store, at_once=not getattr(opts, "asyncOp", True))
         return work
 
     # -- all-reduce, reduce, broadcast, barrier ----------------------------------------------------------------
@@ -151,9 +157,9 @@ class TransportGroup(_ProcessGroup):
         if len(tensors) == 1:
             target = Target(tensors[0], load=True)
             return self._submit(
-                "all_reduce", tensors, [target], lambda exchange: collectives.all_reduce(exchange, target.flat, op)
+                "all_reduce", opts, tensors, [target], partial(collectives.all_reduce, data=target.flat, op=op)
             )
-        return self._submit("all_reduce", tensors, [], lambda exchange: _all_reduce_many(exchange, tensors, op))
+        return self._submit("all_reduce", opts, tensors, [], partial(_all_reduce_many, tensors=tensors, op=op))
 
     allreduce_coalesced = allreduce
 
@@ -162,18 +168,18 @@ class TransportGroup(_ProcessGroup):
         target = Target(_only(tensors), load=True)
         check_reducible(target.flat.dtype, op)
         return self._submit(
-            "reduce", tensors, [target], lambda exchange: collectives.reduce(exchange, target.flat, op, root)
+            "reduce", opts, tensors, [target], partial(collectives.reduce, data=target.flat, op=op, root=root)
         )
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> CollectiveWork:
         root = int(opts.rootRank)
         target = Target(_only(tensors), load=True)
         return self._submit(
-            "broadcast", tensors, [target], lambda exchange: collectives.broadcast(exchange, target.flat, root)
+            "broadcast", opts, tensors, [target], partial(collectives.broadcast, data=target.flat, root=root)
         )
 
     def barrier(self, opts: Any = None) -> CollectiveWork:
-        return self._submit("barrier", [], [], collectives.barrier)
+        return self._submit("barrier", opts, [], [], collectives.barrier)
 
     # -- all-gather --------------------------------------------------------------------------------------------
 
@@ -184,10 +190,10 @@ class TransportGroup(_ProcessGroup):
         _check_dtypes("all_gather", source, targets)
         outs = [target.flat for target in targets]
         return self._submit(
-            "all_gather", outputs[0], targets, lambda exchange: collectives.all_gather(exchange, outs, source)
+            "all_gather", opts, outputs[0], targets, partial(collectives.all_gather, outs=outs, data=source)
         )
 
-    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> CollectiveWork:  # noqa: A002
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> CollectiveWork:
         return self.all_gather_single_coalesced([output], [input], opts)
 
     _allgather_base = all_gather_single
@@ -207,7 +213,7 @@ class TransportGroup(_ProcessGroup):
             for outs, source in jobs:
                 collectives.all_gather(exchange, outs, source)
 
-        return self._submit("all_gather", outputs, targets, run)
+        return self._submit("all_gather", opts, outputs, targets, run)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -215,7 +221,9 @@ class TransportGroup(_ProcessGroup):
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> CollectiveWork:
         # outputs[rank][index], unlike allgather's outputs[index][rank].
-        works = [self.allgather([[row[index] for row in outputs]], [tensor]) for index, tensor in enumerate(inputs)]
+        works = [
+            self.allgather([[row[index] for row in outputs]], [tensor], opts) for index, tensor in enumerate(inputs)
+        ]
         return works[-1]
 
     # -- reduce-scatter ----------------------------------------------------------------------------------------
@@ -229,12 +237,13 @@ class TransportGroup(_ProcessGroup):
         _check_total("reduce_scatter", target.flat, pieces[self._me].numel())
         return self._submit(
             "reduce_scatter",
+            opts,
             outputs,
             [target],
-            lambda exchange: collectives.reduce_scatter(exchange, target.flat, pieces, op),
+            partial(collectives.reduce_scatter, out=target.flat, pieces=pieces, op=op),
         )
 
-    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> CollectiveWork:  # noqa: A002
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> CollectiveWork:
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     _reduce_scatter_base = reduce_scatter_single
@@ -256,7 +265,7 @@ class TransportGroup(_ProcessGroup):
             for out, pieces in jobs:
                 collectives.reduce_scatter(exchange, out, pieces, op)
 
-        return self._submit("reduce_scatter", outputs, targets, run)
+        return self._submit("reduce_scatter", opts, outputs, targets, run)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -269,13 +278,13 @@ class TransportGroup(_ProcessGroup):
         pieces = [flat_source(tensor) for tensor in inputs]
         outs = [target.flat for target in targets]
         return self._submit(
-            "all_to_all", outputs, targets, lambda exchange: collectives.all_to_all(exchange, outs, pieces)
+            "all_to_all", opts, outputs, targets, partial(collectives.all_to_all, outs=outs, pieces=pieces)
         )
 
     def all_to_all_single(
         self,
         output: Tensor,
-        input: Tensor,  # noqa: A002
+        input: Tensor,
         output_splits: Sequence[int],
         input_splits: Sequence[int],
         opts: Any = None,
@@ -285,7 +294,7 @@ class TransportGroup(_ProcessGroup):
         outs = split_rows(output, target.flat, output_splits or (), self.size(), "all_to_all output")
         pieces = split_rows(input, source, input_splits or (), self.size(), "all_to_all input")
         return self._submit(
-            "all_to_all", [output], [target], lambda exchange: collectives.all_to_all(exchange, outs, pieces)
+            "all_to_all", opts, [output], [target], partial(collectives.all_to_all, outs=outs, pieces=pieces)
         )
 
     alltoall_base = all_to_all_single
@@ -298,9 +307,10 @@ class TransportGroup(_ProcessGroup):
         outs = [target.flat for target in targets]
         return self._submit(
             "gather",
+            opts,
             outputs[0] if outputs else [],
             targets,
-            lambda exchange: collectives.gather(exchange, outs, source, root),
+            partial(collectives.gather, outs=outs, data=source, root=root),
         )
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> CollectiveWork:
@@ -310,9 +320,10 @@ class TransportGroup(_ProcessGroup):
             self._check_count("scatter", pieces)
         return self._submit(
             "scatter",
+            opts,
             outputs,
             [target],
-            lambda exchange: collectives.scatter(exchange, target.flat, pieces, root),
+            partial(collectives.scatter, out=target.flat, pieces=pieces, root=root),
         )
 
     # -- single messages ---------------------------------------------------------------------------------------

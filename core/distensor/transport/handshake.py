@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import socket
 import ssl
+from contextlib import ExitStack
 from enum import IntEnum
 
 from distensor.core.errors import FrameError, HandshakeError
-from distensor.transport.frames import FrameKind
+from distensor.transport.frames import PREFIX_SIZE, FrameKind
 from distensor.transport.identity import check_identity, peer_identity
 from distensor.transport.types import FrameLimits, PeerId, peer_name
 from distensor.transport.wire import WireClosedError, WireReader, WireWriter
@@ -44,20 +45,19 @@ def secure_dialed(
         OSError: the connection broke or took too long.
     """
     tls = context.wrap_socket(raw, do_handshake_on_connect=False)
-    try:
+    with ExitStack() as undo:
+        undo.callback(tls.close)
         _shake(tls)
         _check(tls, me=me, expected=expected)
         WireWriter(tls, me.epoch).signal(FrameKind.HELLO, slot=lane)
         _await_welcome(tls, me)
-    except BaseException:
-        tls.close()
-        raise
+        undo.pop_all()
     return tls
 
 
 def _await_welcome(tls: ssl.SSLSocket, me: PeerId) -> None:
     try:
-        prefix, text, _ = WireReader(tls, me.epoch, _LIMITS).frame()
+        prefix, text, _ = WireReader(tls, me.epoch, _LIMITS, PREFIX_SIZE).frame()
     except WireClosedError as error:
         raise RetryableHandshakeError("the peer closed the connection during the handshake") from error
     except ssl.SSLError as error:
@@ -91,7 +91,7 @@ def secure_accepted(tls: ssl.SSLSocket, *, me: PeerId, expected: frozenset[int])
 
 def _read_hello(tls: ssl.SSLSocket, me: PeerId) -> Lane:
     try:
-        prefix, _, _ = WireReader(tls, me.epoch, _LIMITS).frame()
+        prefix, _, _ = WireReader(tls, me.epoch, _LIMITS, PREFIX_SIZE).frame()
     except FrameError as error:
         raise HandshakeError(str(error)) from error
     if prefix.kind is not FrameKind.HELLO or prefix.tag.slot not in frozenset(Lane):

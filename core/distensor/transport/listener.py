@@ -10,6 +10,7 @@ from distensor.core.errors import ConfigError
 from distensor.transport.types import Address
 
 _BACKLOG = 128
+_PAUSE = 0.05
 
 
 class Listener:
@@ -42,13 +43,15 @@ class Listener:
 
     def accept(self, wake: socket.socket, timeout: float) -> socket.socket | None:
         """The next connection, or None after `timeout` seconds, when `wake` is readable, or when it went away."""
-        ready, _, _ = select.select([self._socket, wake], [], [], timeout)
-        if self._socket not in ready:
-            return None
         try:
+            ready, _, _ = select.select([self._socket, wake], [], [], timeout)
+            if self._socket not in ready:
+                return None
             connection, _ = self._socket.accept()
-        except OSError:
-            # Gone before we took it, or no file descriptor left: neither ends the listening.
+        except (OSError, ValueError):
+            # Gone before we took it, no file descriptor left, or closed by its owner: none ends the watching, and
+            # none may make it spin.
+            select.select([wake], [], [], min(timeout, _PAUSE))
             return None
         connection.setblocking(True)
         return connection

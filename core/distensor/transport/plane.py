@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 
 from distensor.core.clock import SYSTEM_CLOCK, Clock
 from distensor.core.errors import PeerLostError, TransportError, TransportTimeoutError
@@ -79,11 +80,10 @@ class DataPlane:
             PeerLostError: a peer went away again meanwhile.
         """
         plane = cls(me, timeouts=timeouts or Timeouts(), limits=limits or FrameLimits(), clock=clock)
-        try:
+        with ExitStack() as undo:
+            undo.callback(plane.close)
             plane._meet(credentials, listener, peers, driver)
-        except BaseException:
-            plane.close()
-            raise
+            undo.pop_all()
         return plane
 
     # -- messages ----------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ class Reduction(StrEnum):
     BXOR = "bxor"
 
 
-_COMBINE: Mapping[Reduction, Callable[[Tensor, Tensor], Tensor]] = {
+_COMBINE: Mapping[Reduction, Callable[..., Tensor]] = {
     Reduction.SUM: torch.add,
     Reduction.AVG: torch.add,
     Reduction.PRODUCT: torch.mul,
@@ -38,27 +38,29 @@ _COMBINE: Mapping[Reduction, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def reduce_into(out: Tensor, parts: Iterable[Tensor], op: Reduction) -> None:
-    """Write the reduction of `parts` (one per rank, in rank order) into `out`, which may be one of them."""
+def reduce_into(out: Tensor, parts: Iterable[Tensor], op: Reduction, count: int) -> None:
+    """Write the reduction of `parts` (`count` of them, in rank order) into `out`, which may be one of them."""
     wide = _wide(out.dtype)
-    total: Tensor | None = None
-    count = 0
-    for part in parts:
-        count += 1
-        total = part.to(wide) if total is None else _combine(total, part.to(wide), op, fresh=count > 2)
-    if total is None:
-        return
-    if op is Reduction.AVG:
-        total = total / count
-    if total is not out:
-        out.copy_(total)
+    ordered = iter(parts)
+    if count == 1:
+        out.copy_(next(ordered))
+    elif count == 2 and wide is out.dtype:
+        _COMBINE[op](next(ordered), next(ordered), out=out)
+        if op is Reduction.AVG:
+            out.div_(count)
+    else:
+        total = _fold(ordered, wide, op)
+        out.copy_(total.div_(count) if op is Reduction.AVG else total)
 
 
-def _combine(total: Tensor, part: Tensor, op: Reduction, *, fresh: bool) -> Tensor:
-    """`fresh` tells that `total` is ours to write to; the first one still belongs to somebody."""
-    if fresh and op in (Reduction.SUM, Reduction.AVG):
-        return total.add_(part)
-    return _COMBINE[op](total, part)
+def _fold(parts: Iterable[Tensor], wide: torch.dtype, op: Reduction) -> Tensor:
+    """In memory of its own: `out` may be a part that is still to come."""
+    ordered = iter(parts)
+    combine = _COMBINE[op]
+    total = combine(next(ordered).to(wide), next(ordered).to(wide))
+    for part in ordered:
+        combine(total, part.to(wide), out=total)
+    return total
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -72,6 +74,6 @@ def check_reducible(dtype: torch.dtype, op: Reduction) -> None:
         raise ConfigError(f"reduce op avg of {dtype} is not defined; use sum, or a floating dtype")
     sample = torch.zeros(1, dtype=dtype)
     try:
-        reduce_into(torch.zeros(1, dtype=dtype), [sample, sample], op)
+        reduce_into(torch.zeros(1, dtype=dtype), [sample, sample], op, 2)
     except RuntimeError as error:
         raise ConfigError(f"reduce op {op} of {dtype} is not defined: {error}") from error

@@ -66,11 +66,12 @@ class WireReader:
 
     __slots__ = ("_ahead", "_epoch", "_limits", "_room", "_tls", "bytes_received", "messages_received")
 
-    def __init__(self, tls: ssl.SSLSocket, epoch: int, limits: FrameLimits) -> None:
+    def __init__(self, tls: ssl.SSLSocket, epoch: int, limits: FrameLimits, read_ahead: int = _RECORD) -> None:
+        """`read_ahead=PREFIX_SIZE` reads a frame without header and body, and not a byte of what follows."""
         self._tls = tls
         self._epoch = epoch
         self._limits = limits
-        self._room = memoryview(bytearray(_RECORD))
+        self._room = memoryview(bytearray(read_ahead))
         self._ahead = self._room[:0]
         self.bytes_received = 0
         self.messages_received = 0
