@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from distensor_tui.recording import Moment
 
-OK, DATA_ERROR = 0, 65
+OK, DATA_ERROR, NO_INPUT = 0, 65, 66
+DEMO = Path(__file__).with_name("demo.jsonl")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,7 +57,9 @@ def _own(options: argparse.Namespace) -> int:
 
 def _dashboard(options: argparse.Namespace, path: Path) -> int:
     """The dashboard where it can be drawn, else the status as text."""
-    recording = _recording(options)
+    if options.demo and not DEMO.exists():
+        return _no_demo()
+    recording = DEMO if options.demo else Path(options.replay) if options.replay else None
     moments = None
     if recording is not None and (moments := _load(recording)) is None:
         return DATA_ERROR
@@ -69,10 +72,14 @@ def _dashboard(options: argparse.Namespace, path: Path) -> int:
     return show.dashboard(options, path, moments)
 
 
-def _recording(options: argparse.Namespace) -> Path | None:
-    if options.demo:
-        return Path(__file__).with_name("demo.jsonl")
-    return Path(options.replay) if options.replay else None
+def _no_demo() -> int:
+    """Only recordings of real runs are shown, and a build may come without one."""
+    sys.stderr.write(
+        "distensor: this build comes without a recorded demo\n"
+        "  a live one:         distensor demo\n"
+        "  make a recording:   distensor record FILE    and show it:   distensor --replay FILE\n"
+    )
+    return NO_INPUT
 
 
 def _load(recording: Path) -> list[Moment] | None:

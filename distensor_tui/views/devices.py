@@ -8,9 +8,10 @@ from distensor_tui import format as fmt
 from distensor_tui.model import Device
 from distensor_tui.scene import Look, View
 from distensor_tui.text import Line, Span, Tone, fill, join, line, spread
-from distensor_tui.views.draw import Column, Panel, bar, load_tone, paragraph, table
+from distensor_tui.views.draw import Column, Panel, bar, paragraph, table
 
 HOT_C = 85.0
+LONGEST_REASON = 3
 
 
 def panel(view: View, size: int, look: Look) -> Panel:
@@ -19,7 +20,7 @@ def panel(view: View, size: int, look: Look) -> Panel:
         rows = paragraph(_missing(view), size, Tone.DIM)
         return Panel("Devices", "6", rows)
     usable = sum(device.usable for device in devices)
-    note = line((f"{usable}/{len(devices)} usable", Tone.DIM if usable == len(devices) else Tone.WARN))
+    note = line((f"{usable}/{len(devices)} usable", Tone.DIM if usable else Tone.WARN))
     return Panel("Devices", "6", _rows(devices, size, look), note if devices else ())
 
 
@@ -40,7 +41,7 @@ def _short(device: Device, size: int, look: Look) -> list[Line]:
     name = Span(fill(_name(device), min(24, size // 3)) + " ")
     if not device.usable:
         return [line(name, (f"{look.glyphs.no} {_reason(device)}", Tone.WARN))]
-    gauge = bar(device.utilization, max(6, size // 8), look.glyphs, load_tone(device.utilization))
+    gauge = bar(device.utilization, max(6, size // 8), look.glyphs)
     return [(name, *gauge, Span(f" {fmt.percent(device.utilization):>4}  "), *_figures(device))]
 
 
@@ -49,9 +50,9 @@ def _long(device: Device, size: int, look: Look) -> list[Line]:
     slots = f"{len(device.workers)}/{device.slots} slots" if device.slots else ""
     head = spread(line((_name(device), Tone.STRONG)), line((slots, Tone.DIM)), size)
     if not device.usable:
-        return [head, line((f"{look.glyphs.no} not used: {_reason(device)}", Tone.WARN))]
+        return [head, *paragraph(f"{look.glyphs.no} not used: {_reason(device)}", size, Tone.WARN)[:LONGEST_REASON]]
     share = device.utilization
-    gauge = bar(share, size - 6, look.glyphs, load_tone(share))
+    gauge = bar(share, size - 6, look.glyphs)
     return [head, (*gauge, Span(f" {fmt.percent(share):>5}", Tone.STRONG)), _figures(device)]
 
 

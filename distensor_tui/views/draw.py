@@ -89,8 +89,13 @@ def bar(share: float | None, size: int, glyphs: Glyphs, tone: Tone = Tone.ACCENT
     return line((glyphs.bar * full, tone), (glyphs.track * (size - full), Tone.TRACK))
 
 
-def load_tone(share: float | None) -> Tone:
-    return Tone.ACCENT if share is None or share < 0.98 else Tone.STRONG
+def shares(values: Sequence[float], size: int) -> list[int]:
+    """Whole cells for each value, in proportion, that add up to `size` exactly."""
+    total = sum(values)
+    if total <= 0:
+        return [0] * len(values)
+    ends = [round(size * sum(values[: i + 1]) / total) for i in range(len(values))]
+    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def sparkline(values: Sequence[float], size: int, glyphs: Glyphs) -> str:

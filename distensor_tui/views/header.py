@@ -64,7 +64,7 @@ def _jobs(view: View, look: Look) -> Line:
     devices = view.snapshot.devices or ()
     usable = sum(device.usable for device in devices)
     text = f"{fmt.plural(len(view.snapshot.live_jobs), 'job')}, {usable}/{len(devices)} devices"
-    return line((text, Tone.TEXT if usable == len(devices) else Tone.WARN))
+    return line((text, Tone.TEXT if usable or not devices else Tone.WARN))
 
 
 def _hub(hub: Hub | None, look: Look) -> Line:
@@ -215,7 +215,8 @@ def _coming(view: View, look: Look) -> tuple[Tone, str]:
     left = view.history.seconds_left(job)
     when = f"; about {fmt.coarse(left)} left" if left is not None else ""
     total = f" of {job.total_steps:,}" if job.total_steps else ""
-    return Tone.DIM, f"All well: {name} is at step {job.step:,}{total}{when}; then this node is free for the next job."
+    after = "; then this node is free for the next job" if total else ""
+    return Tone.DIM, f"All well: {name} is at step {job.step:,}{total}{when}{after}"
 
 
 def footer(look: Look, ui: Ui) -> Line:

@@ -8,7 +8,7 @@ from distensor_tui import format as fmt
 from distensor_tui.model import HubState, Job, Worker
 from distensor_tui.scene import Look, View
 from distensor_tui.text import EMPTY, Line, Span, Tone, fill, join, line, spread, width
-from distensor_tui.views.draw import Column, Panel, bar, paragraph, sparkline, table
+from distensor_tui.views.draw import Column, Panel, bar, paragraph, shares, sparkline, table
 
 _GOOD, _BUSY, _BAD = {"training", "running"}, {"starting", "loading", "ready", "waiting", "draining"}, {"broken"}
 SPLIT_CELLS = 12
@@ -41,7 +41,7 @@ def _job_rows(job: Job, view: View, size: int, look: Look) -> list[Line]:
     head = line(
         (job.name or job.id, Tone.STRONG),
         (f"  {job.state}", Tone.GOOD if job.state == "running" else Tone.WARN),
-        (f"  epoch {job.epoch}  " if size >= 70 else "  ", Tone.DIM),
+        (f"  epoch {job.epoch}  " if size >= 70 or not look.narrow else "  ", Tone.DIM),
     )
     left = view.history.seconds_left(job)
     tail = line((f"  {fmt.coarse(left)} left", Tone.DIM)) if left is not None else EMPTY
@@ -143,17 +143,14 @@ def state_tone(state: str) -> Tone:
 def split_bar(worker: Worker, size: int, look: Look) -> Line:
     """Where the time of a step goes, as one bar of three colours."""
     parts = (worker.compute_s, worker.sync_s, worker.wait_s)
-    total = sum(parts)
-    if total <= 0:
+    if sum(parts) <= 0:
         return line(("-", Tone.DIM))
-    compute, sync = (round(size * part / total) for part in parts[:2])
-    wait = size - compute - sync
-    glyphs = look.glyphs
-    return line(
-        (glyphs.bar * compute, Tone.COMPUTE),
-        (glyphs.stitch * sync, Tone.SYNC),
-        (glyphs.track * max(0, wait), Tone.WAIT),
+    kinds = (
+        (look.glyphs.bar, Tone.COMPUTE),
+        (look.glyphs.stitch, Tone.SYNC),
+        (look.glyphs.track, Tone.WAIT),
     )
+    return line(*((glyph * n, tone) for (glyph, tone), n in zip(kinds, shares(parts, size), strict=True)))
 
 
 JOB_COLUMNS = (

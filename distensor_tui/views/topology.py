@@ -8,7 +8,7 @@ from distensor_tui import format as fmt
 from distensor_tui.model import Job, Member, PeerLink, Worker
 from distensor_tui.scene import Look, View
 from distensor_tui.text import EMPTY, Line, Span, Tone, cells, clip, fill, line, width
-from distensor_tui.views.draw import Panel, bar, paragraph
+from distensor_tui.views.draw import Panel, bar, paragraph, shares
 from distensor_tui.views.jobs import parallel
 
 ROW_LABEL = 12
@@ -73,7 +73,7 @@ def _label(member: Member) -> str:
 
 
 def _header(stages: Sequence[int], label: int, link: int) -> Line:
-    word = " stage " if label > len(" stage ") + 2 else " s"
+    word = " stage " if label >= len(f" stage {max(stages)}") else " s"
     names = (" " * link).join(fill(f"{word}{stage}", label) for stage in stages)
     return line((" " * ROW_LABEL + names, Tone.DIM))
 
@@ -147,11 +147,11 @@ def split_rows(view: View, job: Job, size: int, look: Look) -> list[Line]:
         (f"  sync {fmt.seconds(sync)} ", sync, Tone.SYNC),
         (f"  wait {fmt.seconds(wait)} ", wait, Tone.WAIT),
     ]
-    label = fill("step time", ROW_LABEL)
     room = size - ROW_LABEL - sum(cells(text) for text, _, _ in parts)
-    spans: list[Span] = [Span(label, Tone.DIM)]
-    for text, value, tone in parts:
-        spans += [Span(text, Tone.TEXT), *bar(1.0, max(1, round(max(3, room) * value / total)), look.glyphs, tone)]
+    gauges = shares([value for _, value, _ in parts], max(3, room))
+    spans: list[Span] = [Span(fill("step time", ROW_LABEL), Tone.DIM)]
+    for (text, _, tone), gauge in zip(parts, gauges, strict=True):
+        spans += [Span(text, Tone.TEXT), *bar(1.0, gauge, look.glyphs, tone)]
     return [tuple(spans)]
 
 
@@ -161,11 +161,13 @@ def _mean(workers: Sequence[Worker], part: str) -> float:
 
 
 def link_rows(job: Job, size: int, look: Look) -> list[Line]:
-    """Every connection of this node's ranks, the trainer's last."""
+    """Every connection of this node's ranks, one between two of them once, the trainer's last."""
     if not job.links:
         return [line((fill("links", ROW_LABEL), Tone.DIM), ("no traffic yet", Tone.DIM))]
-    ordered = sorted(job.links, key=lambda found: (found.peer == DRIVER, found.rank, found.peer))
     names = {member.rank: member.node for member in job.members}
+    mine = {member.rank for member in job.members if member.mine}
+    once = [found for found in job.links if not (found.peer in mine and found.peer < found.rank)]
+    ordered = sorted(once, key=lambda found: (found.peer == DRIVER, found.rank, found.peer))
     label = max(width(_ends(found, names, look)) for found in ordered)
     return [_link_row(found, i, names, label, look) for i, found in enumerate(ordered)]
 

@@ -8,7 +8,20 @@ from hypothesis import strategies as st
 
 from distensor_tui.glyphs import ASCII, UNICODE, Glyphs, for_terminal
 from distensor_tui.text import Span, Tone, line, plain, width
-from distensor_tui.views.draw import Column, Panel, allot, bar, beside, box, chart, lay_over, section, sparkline, table
+from distensor_tui.views.draw import (
+    Column,
+    Panel,
+    allot,
+    bar,
+    beside,
+    box,
+    chart,
+    lay_over,
+    section,
+    shares,
+    sparkline,
+    table,
+)
 
 
 def shown(lines: list[tuple[Span, ...]]) -> list[str]:
@@ -108,6 +121,13 @@ def test_heights_are_shared_top_first_and_the_last_takes_the_rest(
     total: int, needs: list[tuple[int, int]], heights: list[int]
 ) -> None:
     assert allot(total, needs) == heights
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=5), st.integers(0, 80))
+def test_shares_add_up(values: list[float], size: int) -> None:
+    found = shares(values, size)
+    assert sum(found) == (size if sum(values) > 0 else 0)
+    assert min(found) >= 0
 
 
 @given(st.integers(0, 60), st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9)), min_size=1, max_size=6))

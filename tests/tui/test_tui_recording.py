@@ -10,6 +10,7 @@ import pytest
 import tui_fake as fake
 from test_tui_cli import ServerThread, run
 
+from distensor_tui import cli
 from distensor_tui.absence import Absence
 from distensor_tui.cli import main
 from distensor_tui.clock import system_monotonic, system_now
@@ -100,6 +101,22 @@ def test_what_is_not_a_recording_is_named(tmp_path: Path, text: str, says: str) 
 def test_a_missing_recording_is_65(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--replay", str(tmp_path / "none")]) == 65
     assert "cannot read the recording" in capsys.readouterr().err
+
+
+def test_a_build_without_a_recorded_demo_says_how_to_get_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "DEMO", tmp_path / "none.jsonl")
+    assert main(["--demo"]) == 66
+    assert "distensor --replay FILE" in capsys.readouterr().err
+
+
+def test_the_recorded_demo_is_played(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "DEMO", file)
+    assert main(["--demo"]) == 0
+    assert "from a recording" in capsys.readouterr().out
 
 
 def test_without_a_terminal_a_replay_is_the_text_of_its_end(file: Path) -> None:
