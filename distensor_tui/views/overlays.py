@@ -89,10 +89,7 @@ def _why(view: View, look: Look, ui: Ui, size: int) -> tuple[str, list[Line]]:
 
 
 def _detail(view: View, look: Look, ui: Ui, size: int) -> tuple[str, list[Line]]:
-    rows: list[Line] = []
-    for name, value in selected(view, look, ui):
-        first, *others = paragraph(value, size - 14)
-        rows += [(Span(fill(name, 14), Tone.DIM), *first), *((Span(" " * 14), *other) for other in others)]
+    rows = pages.fact_rows(selected(view, look, ui), size)
     return "Details", rows or [line(("Nothing is selected.", Tone.DIM))]
 
 

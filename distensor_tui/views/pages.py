@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from distensor_tui.model import Job
 from distensor_tui.scene import Look, Screen, Ui, View
-from distensor_tui.text import EMPTY, Line, Span, Tone, line
+from distensor_tui.text import EMPTY, Line, Span, Tone, fill, line
 from distensor_tui.views import devices, earnings, events, gates, jobs, topology
 from distensor_tui.views.draw import Panel, allot, box, paragraph
 
 Facts = list[tuple[str, str]]
+FACT_NAME = 14
 
 
 class Page(NamedTuple):
@@ -133,7 +134,8 @@ def _devices(view: View, look: Look, ui: Ui) -> Page:
     head, rows = _split(devices.page(view, size))
     found = view.snapshot.devices or ()
     details = [lambda device=device: devices.detail(device) for device in found]
-    return Page("Devices", head if rows else [], rows, devices.panel(view, size, look).rows, details)
+    below = _selected([devices.detail(device) for device in found], ui, size)
+    return Page("Devices", head if rows else [], rows, devices.panel(view, size, look).rows, details, below)
 
 
 def _log(view: View, look: Look, ui: Ui) -> Page:
@@ -142,7 +144,25 @@ def _log(view: View, look: Look, ui: Ui) -> Page:
     rows = [events.row(event, look) for event in found]
     details = [lambda event=event: events.detail(event, look) for event in found]
     text = "No event matches the filter." if ui.filter else "Nothing has happened yet."
-    return Page("Log", [line(("newest first", Tone.DIM))], rows, [line((text, Tone.DIM))], details)
+    below = _selected([events.detail(event, look) for event in found], ui, look.width - 6)
+    return Page("Log", [line(("newest first", Tone.DIM))], rows, [line((text, Tone.DIM))], details, below)
+
+
+def _selected(all_facts: Sequence[Facts], ui: Ui, size: int) -> tuple[Panel, ...]:
+    """The row under the cursor in full, for what a table row cuts off."""
+    if not all_facts:
+        return ()
+    return (Panel("Selected", "", fact_rows(all_facts[min(ui.cursor, len(all_facts) - 1)], size)),)
+
+
+def fact_rows(facts: Facts, size: int) -> list[Line]:
+    """Names and values, long values on several lines."""
+    rows: list[Line] = []
+    for name, value in facts:
+        first, *others = paragraph(value, size - FACT_NAME)
+        rows += [(Span(fill(name, FACT_NAME), Tone.DIM), *first)]
+        rows += [(Span(" " * FACT_NAME), *other) for other in others]
+    return rows
 
 
 _PAGES: dict[Screen, Callable[[View, Look, Ui], Page]] = {
