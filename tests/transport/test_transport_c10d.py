@@ -307,12 +307,12 @@ def functional_with_autograd(here: Here) -> None:
 
     group, size, rank = dist.group.WORLD, here.size, here.rank
     own = torch.full((2, 3), float(rank + 1), requires_grad=True)
-    gathered = functional.all_gather_tensor_autograd(own, 0, group)
+    gathered = functional.all_gather_single_autograd(own, 0, group)
     assert gathered.shape == (2 * size, 3)
     (gathered * (rank + 1)).sum().backward()
     assert torch.equal(own.grad, torch.full((2, 3), 10.0)), "the sum over ranks of their weights"
     wide = torch.full((size, 3), float(rank), requires_grad=True)
-    scattered = functional.reduce_scatter_tensor_autograd(wide, "sum", 0, group)
+    scattered = functional.reduce_scatter_single_autograd(wide, "sum", 0, group)
     assert torch.equal(scattered, torch.full((1, 3), 6.0))
     (scattered * (rank + 1)).sum().backward()
     assert wide.grad[:, 0].tolist() == [1.0, 2.0, 3.0, 4.0]

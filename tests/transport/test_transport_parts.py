@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,11 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distensor.core.errors import ConfigError, FrameError, PeerLostError, TransportTimeoutError
+from distensor.core.errors import ConfigError, PeerLostError, TransportTimeoutError
 from distensor.transport import Channel, Message, Tag
 from distensor.transport.exchange import group_slot
 from distensor.transport.flat import Target, even_pieces, flat_source, split_rows
-from distensor.transport.keeper import ROUNDS, Vigil
+from distensor.transport.keeper import ROUNDS, STUCK_ROUNDS, Vigil
 from distensor.transport.mailbox import Mailbox
 from distensor.transport.reduction import Reduction, check_reducible, reduce_into
 
@@ -51,14 +53,46 @@ def test_the_oldest_queue_of_a_channel_comes_first() -> None:
         mailbox.get_any(Channel.CONTROL, 0, None)
 
 
-def test_a_flood_of_unread_messages_is_an_error() -> None:
+def test_who_floods_has_to_wait_until_somebody_reads() -> None:
     mailbox = Mailbox(queued_limit=10)
     mailbox.put(1, ONE, word("12345678"))
-    with pytest.raises(FrameError, match=r"rank 1 has 11 bytes of unread messages here; the limit is 10"):
-        mailbox.put(1, ONE, word("123"))
-    mailbox.put(2, ONE, word("12345678"))
-    mailbox.get(1, ONE, 0)
+    flood = [threading.Thread(target=mailbox.put, args=(1, ONE, word("123")))]
+    flood[0].start()
+    wait_until(lambda: mailbox.holds(1))
+    mailbox.put(2, ONE, word("others are not held up"))
+    assert mailbox.get(1, ONE, 0).header == b"12345678"
+    flood[0].join(10)
+    assert not mailbox.holds(1)
+    assert mailbox.get(1, ONE, 0).header == b"123"
+
+
+def test_the_message_that_is_waited_for_passes_a_full_queue() -> None:
+    mailbox = Mailbox(queued_limit=10)
     mailbox.put(1, ONE, word("12345678"))
+    held = threading.Thread(target=mailbox.put, args=(1, TWO, word("wanted")))
+    held.start()
+    wait_until(lambda: mailbox.holds(1))
+    assert mailbox.get(1, TWO, 10).header == b"wanted"
+    held.join(10)
+    assert mailbox.get_any(Channel.CONTROL, 0, None)[2].header == b"12345678"
+
+
+def test_a_loss_ends_the_waiting_of_who_floods() -> None:
+    mailbox = Mailbox(queued_limit=10)
+    mailbox.put(1, ONE, word("12345678"))
+    held = threading.Thread(target=mailbox.put, args=(1, ONE, word("1234")))
+    held.start()
+    wait_until(lambda: mailbox.holds(1))
+    mailbox.fail(1, "gone")
+    held.join(10)
+    assert not held.is_alive()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def test_what_came_before_the_loss_can_still_be_read() -> None:
@@ -131,14 +165,20 @@ def test_silence_counts_only_while_nothing_comes() -> None:
     for round_ in range(20):
         received += round_ % ROUNDS == 0
         assert vigil.look(1, received=received, sent=0, sending=False) is None
-    reasons = [vigil.look(1, received=received, sent=0, sending=False) for _ in range(ROUNDS)]
-    assert reasons[-1] == "not a byte came from it"
+    losses = [vigil.look(1, received=received, sent=0, sending=False) for _ in range(ROUNDS)]
+    assert losses[-1] == ("not a byte came from it", ROUNDS)
+
+
+def test_silence_does_not_count_while_we_do_not_read() -> None:
+    vigil = Vigil()
+    for _ in range(5 * ROUNDS):
+        assert vigil.look(1, received=7, sent=0, sending=False, holding=True) is None
 
 
 def test_a_peer_that_takes_nothing_is_stuck_though_it_talks() -> None:
     vigil = Vigil()
-    found = [vigil.look(1, received=round_, sent=5, sending=True) for round_ in range(ROUNDS + 1)]
-    assert found == [None] * ROUNDS + ["it took not a byte of what we send"]
+    found = [vigil.look(1, received=round_, sent=5, sending=True) for round_ in range(STUCK_ROUNDS + 1)]
+    assert found == [None] * STUCK_ROUNDS + [("it took not a byte of what we send", STUCK_ROUNDS)]
     assert Vigil().look(1, received=0, sent=5, sending=False) is None
 
 

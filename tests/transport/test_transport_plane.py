@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from transport_kit import QUICK, Authority, mesh
 
 from distensor.core.errors import PeerLostError, TransportError, TransportTimeoutError
-from distensor.transport import Channel, Tag
+from distensor.transport import Channel, FrameLimits, Tag
 
 
 @pytest.fixture(scope="module")
@@ -138,8 +139,6 @@ def test_statistics_are_what_the_socket_took(authority: Authority) -> None:
 
 
 def test_silence_is_loss_and_keep_alives_prevent_it(authority: Authority) -> None:
-    from dataclasses import replace
-
     quick = replace(QUICK, silent=0.3)
     with mesh(authority, 2, timeouts=quick) as planes:
         deadline = time.monotonic() + 1.0
@@ -147,3 +146,17 @@ def test_silence_is_loss_and_keep_alives_prevent_it(authority: Authority) -> Non
             assert not planes[0].lost()
             threading.Event().wait(0.1)
         assert planes[0].stats()[1].bytes_received > 0
+
+
+def test_more_than_the_limit_may_be_sent_before_anybody_reads(authority: Authority) -> None:
+    """The sender is held back, not lost: the receiver was only slow."""
+    limits = FrameLimits(queued=1_000_000)
+    with mesh(authority, 2, limits=limits, timeouts=replace(QUICK, silent=0.6)) as planes:
+        handles = [planes[0].send(1, Tag(Channel.P2P, step=step), b"", [bytes(900_000)]) for step in range(20)]
+        with pytest.raises(TransportTimeoutError):
+            handles[-1].wait(1.5)
+        for step in range(20):
+            assert len(planes[1].recv(0, Tag(Channel.P2P, step=step), 10).body) == 900_000
+        handles[-1].wait(10)
+        assert not planes[0].lost()
+        assert not planes[1].lost()

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from distensor.core.errors import FrameError, PeerLostError, TransportTimeoutError
+from distensor.core.errors import PeerLostError, TransportTimeoutError
 from distensor.transport.types import Channel, Message, Tag, peer_name
 
 Key = tuple[int, Tag]
@@ -37,6 +37,8 @@ class Mailbox:
     def __init__(self, *, queued_limit: int) -> None:
         self._queued_limit = queued_limit
         self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._held: set[int] = set()
         self._queues: dict[Key, deque[Message]] = {}
         self._queued_bytes: dict[int, int] = {}
         self._lost: dict[int, str] = {}
@@ -46,16 +48,28 @@ class Mailbox:
     def put(self, peer: int, tag: Tag, message: Message) -> None:
         """Deliver a message, to a waiting thread or into its queue.
 
-        Raises:
-            FrameError: the peer has sent more than anybody here asked for.
+        Blocks while `peer` has more unread messages here than the limit allows: the caller then reads no more from it,
+        and the peer cannot send. The message that somebody waits for always gets through.
         """
         with self._lock:
-            waiter = self._take_waiter(peer, tag)
+            while (waiter := self._take_waiter(peer, tag)) is None and not self._fits(peer, message):
+                self._held.add(peer)
+                self._room.wait()
+            self._held.discard(peer)
             if waiter is None:
                 self._enqueue(peer, tag, message)
                 return
             waiter.arrival = (peer, tag, message)
             waiter.wake()
+
+    def holds(self, peer: int) -> bool:
+        """Whether `put` is blocked on a message of `peer`."""
+        with self._lock:
+            return peer in self._held
+
+    def _fits(self, peer: int, message: Message) -> bool:
+        queued = self._queued_bytes.get(peer, 0)
+        return queued == 0 or queued + _size(message) <= self._queued_limit or peer in self._lost
 
     def _take_waiter(self, peer: int, tag: Tag) -> _Waiter | None:
         exact = self._exact.get((peer, tag))
@@ -70,13 +84,13 @@ class Mailbox:
         return None
 
     def _enqueue(self, peer: int, tag: Tag, message: Message) -> None:
-        queued = self._queued_bytes.get(peer, 0) + _size(message)
-        if queued > self._queued_limit:
-            raise FrameError(
-                f"{peer_name(peer)} has {queued} bytes of unread messages here; the limit is {self._queued_limit}"
-            )
-        self._queued_bytes[peer] = queued
+        self._queued_bytes[peer] = self._queued_bytes.get(peer, 0) + _size(message)
         self._queues.setdefault((peer, tag), deque()).append(message)
+
+    def _tell_held(self) -> None:
+        """Something changed that may let a blocked `put` go on."""
+        if self._held:
+            self._room.notify_all()
 
     def get(self, peer: int, tag: Tag, timeout: float | None, needed: Collection[int] = ()) -> Message:
         """The next message of `peer` with `tag`; the loss of any of `needed` ends the wait too."""
@@ -88,6 +102,7 @@ class Mailbox:
                 self._raise_if_lost(each)
             waiter = _Waiter(wants=lambda *_: True, concerns=lambda lost: lost == peer or lost in needed)
             self._exact.setdefault(key, deque()).append(waiter)
+            self._tell_held()
         return self._await(waiter, timeout, f"{peer_name(peer)} to send {tag}")[2]
 
     def poll(self, peer: int, tag: Tag) -> Message | None:
@@ -117,6 +132,7 @@ class Mailbox:
                     self._raise_if_lost(peer)
             waiter = _Waiter(wants=wants, concerns=concerns)
             self._open.append(waiter)
+            self._tell_held()
         return self._await(waiter, timeout, f"a message on {channel.name.lower()}")
 
     def _dequeue(self, key: Key) -> Message:
@@ -125,6 +141,7 @@ class Mailbox:
         if not queue:
             del self._queues[key]
         self._queued_bytes[key[0]] -= _size(message)
+        self._tell_held()
         return message
 
     def _await(self, waiter: _Waiter, timeout: float | None, what: str) -> Arrival:
@@ -153,6 +170,7 @@ class Mailbox:
             if peer in self._lost:
                 return False
             self._lost[peer] = reason
+            self._tell_held()
             waiters = [*self._open, *(waiter for queue in self._exact.values() for waiter in queue)]
             for waiter in waiters:
                 if waiter.concerns(peer):

@@ -94,12 +94,13 @@ class Timeouts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrameLimits:
-    """What a peer may make us hold; beyond it, the connection ends with FrameError."""
+    """What a peer may make us hold. A larger header or body ends the connection with FrameError."""
 
     header: int = 16 << 20
-    body: int = 16 << 30
-    queued: int = 32 << 30
-    """Bytes of messages received from one peer that nobody has asked for yet."""
+    body: int = 8 << 30
+    queued: int = 2 << 30
+    """Bytes of messages of one peer that nobody has asked for yet; beyond it, no more is read from that peer for the
+    time being, so that it has to wait."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
