@@ -1,8 +1,8 @@
 """Throughput on loopback: raw TCP, raw TLS 1.3, gloo and our data plane, 1 KB to 64 MB, as one markdown table.
 
 Two processes play ping-pong with messages of each size; MB/s is what one direction carries (bytes both ways by time).
-The last two columns are torch.distributed.all_reduce of a float32 tensor of that size in two processes, bytes of the
-tensor by time. Best of three rounds each.
+The last two columns are an all-reduce of a float32 tensor of that size in two processes, bytes of the tensor by time.
+Best of five rounds each, taken in turns.
 
     python benchmarks/transport.py [--quick]
 """
@@ -18,24 +18,26 @@ import ssl
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from datetime import date, timedelta
+from datetime import date
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllreduceOptions
 
 from distensor.comm.identity import new_key_and_csr
 from distensor.core.clock import SYSTEM_CLOCK
 from distensor.core.ids import Epoch, JobId, Rank
 from distensor.hub.pki import Authority
 from distensor.transport import Address, Channel, Credentials, DataPlane, Listener, PeerId, Tag
-from distensor.transport.c10d import destroy_process_group, init_process_group
+from distensor.transport.group import TransportGroup
 from distensor.transport.identity import client_context, server_context
 
 JOB, EPOCH = JobId("j_benchmark"), Epoch(1)
 SIZES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
-ROUNDS = 3
+ROUNDS = 5
 
 Exchange = Callable[[int, int], None]
 """Called with (size, repetitions): that many ping-pongs."""
@@ -93,51 +95,57 @@ def plane_exchange(plane: DataPlane, rank: int) -> Exchange:
     return run
 
 
-def all_reduce(size: int, repetitions: int) -> None:
-    data = torch.ones(size // 4)
-    for _ in range(repetitions):
-        dist.all_reduce(data)
+def all_reduces(group: Any) -> Exchange:
+    options = AllreduceOptions()
+    options.asyncOp = False
+
+    def run(size: int, repetitions: int) -> None:
+        data = torch.ones(size // 4)
+        for _ in range(repetitions):
+            group.allreduce([data], options).wait()
+
+    return run
 
 
-def best_seconds(run: Exchange, size: int, budget: int) -> float:
-    """Seconds of one repetition, the best of some rounds after a warm-up."""
-    repetitions = max(2, min(400, budget // size))
-    run(size, 2)
-    times = []
+def fastest(runs: dict[str, Exchange], size: int, budget: int) -> dict[str, float]:
+    """Seconds of one repetition of each, the best of some rounds taken in turns, so that all see the same machine."""
+    repetitions = max(2, min(200, budget // size))
+    best = dict.fromkeys(runs, float("inf"))
     for _ in range(ROUNDS):
-        start = time.perf_counter()
-        run(size, repetitions)
-        times.append((time.perf_counter() - start) / repetitions)
-    return min(times)
+        for name, run in runs.items():
+            run(size, 1)
+            start = time.perf_counter()
+            run(size, repetitions)
+            best[name] = min(best[name], (time.perf_counter() - start) / repetitions)
+    return best
 
 
 def measure(pipe: Connection, rank: int, own: Credentials, quick: bool) -> None:
     torch.set_num_threads(1)
-    budget = 1 << (24 if quick else 28)
-    sizes = SIZES[:5] if quick else SIZES
-
-    def column(run: Exchange, per_repetition: int) -> list[float]:
-        return [per_repetition * size / best_seconds(run, size, budget) / 1e6 for size in sizes]
-
-    columns = {}
-    raw = meet(pipe, rank)
-    columns["raw TCP"] = column(socket_exchange(raw, rank), 2)
-    raw = meet(pipe, rank)
-    tls = server_context(own).wrap_socket(raw, server_side=True) if rank == 0 else client_context(own).wrap_socket(raw)
-    columns["raw TLS 1.3"] = column(socket_exchange(tls, rank), 2)
-    store = pipe_store(pipe, rank)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
-    columns["gloo"] = column(gloo_exchange(rank), 2)
-    gloo_all_reduce = column(all_reduce, 1)
-    dist.destroy_process_group()
+    sizes, budget = (SIZES[:5], 1 << 22) if quick else (SIZES, 1 << 26)
+    raw, secured = meet(pipe, rank), secure(meet(pipe, rank), rank, own)
+    dist.init_process_group("gloo", store=pipe_store(pipe, rank), rank=rank, world_size=2)
     with open_plane(pipe, rank, own) as plane:
-        columns["distensor (TLS)"] = column(plane_exchange(plane, rank), 2)
-        init_process_group(plane, rank, 2)
-        columns["gloo all_reduce"] = gloo_all_reduce
-        columns["distensor all_reduce (TLS)"] = column(all_reduce, 1)
-        destroy_process_group()
+        ours = TransportGroup(plane, (0, 1), rank, name="benchmark", timeout=600.0, clock=SYSTEM_CLOCK)
+        runs = {
+            "raw TCP": socket_exchange(raw, rank),
+            "raw TLS 1.3": socket_exchange(secured, rank),
+            "gloo": gloo_exchange(rank),
+            "distensor (TLS)": plane_exchange(plane, rank),
+            "gloo all_reduce": all_reduces(dist.group.WORLD),
+            "distensor all_reduce (TLS)": all_reduces(ours),
+        }
+        seconds = [fastest(runs, size, budget) for size in sizes]
+        ours.shutdown()
+    dist.destroy_process_group()
     if rank == 0:
-        print(table(sizes, columns))
+        print(table(sizes, seconds))
+
+
+def secure(raw: socket.socket, rank: int, own: Credentials) -> ssl.SSLSocket:
+    if rank == 0:
+        return server_context(own).wrap_socket(raw, server_side=True)
+    return client_context(own).wrap_socket(raw)
 
 
 def meet(pipe: Connection, rank: int) -> socket.socket:
@@ -164,12 +172,15 @@ def open_plane(pipe: Connection, rank: int, own: Credentials) -> DataPlane:
     return DataPlane.open(me, own, listener, {1 - rank: other}, driver=False)
 
 
-def table(sizes: Sequence[int], columns: dict[str, list[float]]) -> str:
-    head = f"| message | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}"
+def table(sizes: Sequence[int], seconds: Sequence[dict[str, float]]) -> str:
+    names = list(seconds[0])
+    head = f"| message | {' | '.join(names)} |\n|---|{'---|' * len(names)}"
     rows = []
-    for index, size in enumerate(sizes):
-        name = f"{size >> 10} KB" if size < 1 << 20 else f"{size >> 20} MB"
-        rows.append(f"| {name} | " + " | ".join(f"{values[index]:,.0f}" for values in columns.values()) + " |")
+    for size, times in zip(sizes, seconds, strict=True):
+        label = f"{size >> 10} KB" if size < 1 << 20 else f"{size >> 20} MB"
+        # A ping-pong carries the size twice; an all-reduce is quoted by the size of its tensor.
+        speeds = [(1 if "reduce" in name else 2) * size / times[name] / 1e6 for name in names]
+        rows.append(f"| {label} | " + " | ".join(f"{speed:,.0f}" for speed in speeds) + " |")
     machine = f"{date.today()}, {os.cpu_count()} cores ({platform.machine()}), loopback, MB/s"  # noqa: DTZ011 - a label
     return f"{machine}\n\n{head}\n" + "\n".join(rows)
 

@@ -155,7 +155,7 @@ def test_a_lie_about_sizes_costs_no_memory(header: int, body: int, rest: bytes) 
         reader = WireReader(Plain(bytes(prefix) + rest), 1, FrameLimits(header=1 << 16, body=1 << 50))  # type: ignore[arg-type]
         with pytest.raises((FrameError, WireClosedError)):
             read_all(reader)
-        assert tracemalloc.get_traced_memory()[1] < 40 << 20
+        assert tracemalloc.get_traced_memory()[1] < 12 << 20
     finally:
         tracemalloc.stop()
 

