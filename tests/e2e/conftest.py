@@ -1,4 +1,4 @@
-"""One local cluster for all end-to-end tests of a process: two nodes, four worker slots."""
+"""One local cluster for all end-to-end tests of a process: two nodes, twelve worker slots."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import torch
 
 from distensor.training.sessions import Session, session
 
+WORKERS = 12
+"""A slot costs nothing until a job takes it; jobs that several tests share keep theirs."""
+
 
 @pytest.fixture(scope="package")
 def mesh() -> Iterator[Session]:
     torch.set_num_threads(1)
-    with session("local", workers=4, nodes=2, node_names=["atlas", "bolt"]) as opened:
+    with session("local", workers=WORKERS, nodes=2, node_names=["atlas", "bolt"]) as opened:
         yield opened

@@ -19,7 +19,7 @@ from distensor.core.errors import JobFailedError, WorkerLostError
 from distensor.nn import DistributedModel, StageMapping
 from distensor.training import Session, Trainer
 from distensor.training.local import LocalCluster
-from distensor.training.sessions import session
+from distensor.training.sessions import open_session
 
 DP2_PP2 = ParallelConfig(data_parallel=2, pipeline_parallel=2)
 
@@ -27,8 +27,9 @@ DP2_PP2 = ParallelConfig(data_parallel=2, pipeline_parallel=2)
 @pytest.fixture
 def fresh() -> Iterator[Session]:
     """A cluster for one test, since it will be hurt."""
-    with session("local", workers=4, nodes=2, node_names=["atlas", "bolt"]) as opened:
-        yield opened
+    opened = open_session("local", workers=4, nodes=2, node_names=["atlas", "bolt"])
+    yield opened
+    opened.close()
 
 
 def cluster_of(opened: Session) -> LocalCluster:
@@ -39,6 +40,11 @@ def cluster_of(opened: Session) -> LocalCluster:
 def start(opened: Session) -> Trainer:
     model = DistributedModel(models.MLP(), stage_mapping=StageMapping(models.MLP_TWO))
     return Trainer(model, parallel=DP2_PP2, loss=models.classify, lr=0.01, progress=False, session=opened)
+
+
+def step_for_ever(trainer: Trainer) -> None:
+    while True:
+        trainer.step(models.points(1)[0])
 
 
 def worker_pids(data: dict[str, Any]) -> list[int]:
@@ -53,8 +59,7 @@ def test_a_killed_worker_is_named_restarted_and_never_a_hang(fresh: Session) -> 
     os.kill(victim["pid"], signal.SIGKILL)
     started = time.monotonic()
     with pytest.raises(WorkerLostError, match=rf"rank {victim['rank']} on node 'atlas'.*SIGKILL"):
-        while True:
-            trainer.step(models.points(1)[0])
+        step_for_ever(trainer)
     assert time.monotonic() - started < 20
 
     def restarted(data: dict[str, Any]) -> bool:
@@ -91,8 +96,7 @@ def test_a_killed_supervisor_leaves_no_worker_after_a_second(fresh: Session) -> 
         assert time.monotonic() < deadline, f"still there: {workers}"
         time.sleep(0.01)
     with pytest.raises(WorkerLostError, match="node 'bolt'"):
-        while True:
-            trainer.step(models.points(1)[0])
+        step_for_ever(trainer)
 
 
 def test_training_goes_on_without_the_hub_and_every_unit_is_credited_once(fresh: Session) -> None:
@@ -138,21 +142,21 @@ def test_a_stopped_worker_is_noticed(fresh: Session) -> None:
     os.kill(victim, signal.SIGSTOP)
     try:
         with pytest.raises(WorkerLostError, match="not a byte came from it"):
-            while True:
-                trainer.step(models.points(1)[0])
+            step_for_ever(trainer)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim, signal.SIGCONT)
 
 
 def test_shutdown_leaves_nothing_behind() -> None:
-    with session("local", workers=2, nodes=1) as opened:
-        cluster = cluster_of(opened)
-        folder = cluster.folder
-        pids = [cluster.hub.pid, *(node.child.pid for node in cluster.nodes)]
-        trainer = start_small(opened)
-        trainer.step(models.points(1)[0])
-        pids += worker_pids(snapshot(cluster.nodes[0].socket))
+    opened = open_session("local", workers=2, nodes=1)
+    cluster = cluster_of(opened)
+    folder = cluster.folder
+    pids = [cluster.hub.pid, *(node.child.pid for node in cluster.nodes)]
+    trainer = start_small(opened)
+    trainer.step(models.points(1)[0])
+    pids += worker_pids(snapshot(cluster.nodes[0].socket))
+    opened.close()
     assert len(pids) == 4
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
     assert not folder.exists()

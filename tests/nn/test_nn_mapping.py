@@ -50,6 +50,15 @@ def test_a_parameter_in_no_stage_is_named() -> None:
         mapping.resolve(NAMES)
 
 
+def test_a_range_that_reaches_too_far_is_a_mistake() -> None:
+    mapping = StageMapping([["layers.[0-3]"]])
+    names = [f"layers.{index}.weight" for index in (0, 2)]
+    with pytest.raises(StageMappingError, match=r"layers\.\[0-3\].*last parameter.*layers\.2"):
+        mapping.resolve(names)
+    modules = [f"layers.{index}" for index in range(4)]  # 1 and 3 are modules without parameters
+    assert mapping.resolve(names, modules=modules) == dict.fromkeys(names, 0)
+
+
 def test_a_range_that_is_too_short_leaves_names_over() -> None:
     mapping = StageMapping([["model.embed_tokens", "model.layers.[0-5]"], ["model.norm", "lm_head"]])
     with pytest.raises(StageMappingError, match=r"'model\.layers\.6\.self_attn\.q_proj\.weight'.* and 7 more"):

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from distensor.core.errors import DistensorError
 
@@ -47,15 +47,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if report.passed else EXIT_FAILED
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}\nTry '{self.prog} --help'.\n")
+
+
+def _steps(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 2 <= int(text) <= 100_000:
+        raise argparse.ArgumentTypeError(f"--steps {text}: expected a whole number from 2 to 100000")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="distensor demo",
         description="Train a small language model on this machine, through a real hub, two real supervisors and four "
         "real workers (data parallel 2 x pipeline parallel 2), and compare with the same training in one process.",
     )
     parser.add_argument("--no-ui", action="store_true", help="progress bars instead of the dashboard")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line; implies --no-ui")
-    parser.add_argument("--steps", type=int, default=60, metavar="N", help="optimizer steps (default 60)")
+    parser.add_argument("--steps", type=_steps, default=60, metavar="N", help="optimizer steps (default 60)")
     parser.add_argument(
         "--screenshot", type=Path, metavar="FILE.svg", help="keep a picture of the dashboard taken during the run"
     )
@@ -63,8 +74,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: argparse.Namespace) -> Report:
-    if arguments.steps < 2:
-        raise SystemExit(f"distensor demo: --steps {arguments.steps}: expected at least 2")
     _say("starting a hub and two nodes ...")
     from distensor.demo.run import DemoSettings, compare, run_in_one_process, two_modules
     from distensor.training.sessions import session

@@ -35,14 +35,17 @@ class StageMapping:
     def stage_count(self) -> int:
         return len(self.stages)
 
-    def resolve(self, names: Collection[str], aliases: Mapping[str, str] | None = None) -> dict[str, int]:
+    def resolve(
+        self, names: Collection[str], aliases: Mapping[str, str] | None = None, modules: Collection[str] = ()
+    ) -> dict[str, int]:
         """Parameter name -> stage.
 
         `aliases` maps further names of tied parameters to the name in `names`; each may have a stage of its own,
-        and one name with a stage is enough.
+        and one name with a stage is enough. `modules` are names of modules, those without parameters among them.
 
         Raises:
-            StageMappingError: a pattern that matches nothing, a name in no stage or in two, stages without names.
+            StageMappingError: a pattern that matches nothing, a range that reaches too far, a name in no stage or in
+                two, stages without names.
         """
         known = aliases or {}
         every = [*names, *(name for name in known if name not in names)]
@@ -52,6 +55,8 @@ class StageMapping:
                 matched = [name for name in every if pattern.covers(name)]
                 if not matched:
                     raise StageMappingError(_matches_nothing(pattern, stage, every))
+                if not any(pattern.far_end.covers(name) for name in (*matched, *modules)):
+                    raise StageMappingError(_reaches_too_far(pattern, stage, matched))
                 for name in matched:
                     found[name].setdefault(stage, pattern.text)
         _refuse_doubles(found)
@@ -73,6 +78,13 @@ def _matches_nothing(pattern: Pattern, stage: int, names: Iterable[str]) -> str:
     near = nearest(pattern.text, names)
     return (
         f"stage {stage}, pattern {pattern.text!r} matches no parameter; the nearest existing names are {listed(near)}"
+    )
+
+
+def _reaches_too_far(pattern: Pattern, stage: int, matched: Sequence[str]) -> str:
+    return (
+        f"stage {stage}, pattern {pattern.text!r}: nothing has the last index of its range; "
+        f"the last parameter that it matches is {matched[-1]!r}"
     )
 
 

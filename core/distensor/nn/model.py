@@ -36,7 +36,9 @@ class DistributedModel:
         if not names:
             raise UserError(f"DistributedModel({type(module).__name__}): the module has no parameters to train")
         self.stages: dict[str, int] = (
-            dict.fromkeys(names, 0) if stage_mapping is None else stage_mapping.resolve(names, _aliases(module))
+            dict.fromkeys(names, 0)
+            if stage_mapping is None
+            else stage_mapping.resolve(names, _aliases(module), [name for name, _ in module.named_modules()])
         )
         shapes = {name: tuple(value.shape) for name, value in module.named_parameters()}
         self.placements: dict[str, Placement] = {} if tp_spec is None else tp_spec.resolve(shapes)

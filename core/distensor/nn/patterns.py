@@ -34,6 +34,11 @@ class Pattern:
         parts = name.split(".")
         return any(self.matches(".".join(parts[:length])) for length in range(1, len(parts) + 1))
 
+    @property
+    def far_end(self) -> Pattern:
+        """The pattern with every range narrowed to its last index: that must exist too, or the range is a mistake."""
+        return parse(_RANGE.sub(lambda found: f"[{found[2]}-{found[2]}]", self.text))
+
     def _match(self, at: int, parts: Sequence[str], position: int) -> bool:
         if at == len(self._names):
             return position == len(parts)

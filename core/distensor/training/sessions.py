@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from distensor.comm import HubClient
 from distensor.core import SYSTEM_CLOCK, Clock
@@ -80,39 +80,57 @@ def init(
     address: str | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Session:
-    """Say where the work goes. The session ends with `shutdown` or with this process.
-
-    Args:
-        mode: "local" starts a hub and `nodes` supervisors with `workers` CPU workers in all on this machine;
-            "hub" uses the hub that `token` (or the variable DISTENSOR_TOKEN) names.
-        workers: at most so many ranks can be placed; by default the number of CPUs, at least 4.
-        token: the trainer token that the hub printed.
-        address: "host:port" of the hub; must be the one in the token when both are given.
+    """Say where the work of this process goes. Takes what `open_session` takes; ends with `shutdown` or the process.
 
     Raises:
-        ConfigError: a wrong or missing keyword.
-        UnsupportedOptionError: mode="cloud".
-        SessionError: a session is open already, or a local process did not start.
-        HubUnreachableError, AuthenticationError: the hub did not take us.
+        SessionError: a session is open already.
+        and what `open_session` raises.
     """
     global _current
     with _lock:
         if _current is not None and not _current.closed:
             raise SessionError("distensor.init: a session is open already; call distensor.shutdown() first")
-        _current = _open(mode, workers, nodes, node_names, token, api_key, address, clock)
+        _current = open_session(
+            mode,
+            workers=workers,
+            nodes=nodes,
+            node_names=node_names,
+            token=token,
+            api_key=api_key,
+            address=address,
+            clock=clock,
+        )
         return _current
 
 
-def _open(
-    mode: str,
-    workers: int | None,
-    nodes: int,
-    node_names: Sequence[str] | None,
-    token: str | None,
-    api_key: str | None,
-    address: str | None,
-    clock: Clock,
+def open_session(
+    mode: str = "local",
+    *,
+    workers: int | None = None,
+    nodes: int = 1,
+    node_names: Sequence[str] | None = None,
+    token: str | None = None,
+    api_key: str | None = None,
+    address: str | None = None,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> Session:
+    """A session of its own, which the caller closes.
+
+    Args:
+        mode: "local" starts a hub and `nodes` supervisors with `workers` CPU workers in all on this machine;
+            "hub" uses the hub that `token` (or the variable DISTENSOR_TOKEN) names.
+        workers: at most so many ranks can be placed; by default the number of CPUs, at least 4.
+        nodes: supervisors of the local mode; `node_names` are their names.
+        token: the trainer token that the hub printed.
+        api_key: of the cloud mode, which this version does not implement.
+        address: "host:port" of the hub; must be the one in the token when both are given.
+
+    Raises:
+        ConfigError: a wrong or missing keyword.
+        UnsupportedOptionError: mode="cloud".
+        SessionError: a local process did not start.
+        HubUnreachableError, AuthenticationError: the hub did not take us.
+    """
     match mode:
         case "local":
             if token is not None or address is not None:
@@ -122,7 +140,8 @@ def _open(
             return _open_hub(token, address, clock)
         case "cloud":
             raise UnsupportedOptionError(
-                'init(mode="cloud") is not implemented in this version; use mode="hub" with a token, or mode="local"'
+                f'init(mode="cloud"{", api_key=..." if api_key else ""}) is not implemented in this version; '
+                'use mode="hub" with a token, or mode="local"'
             )
         case _:
             raise ConfigError(f'init(mode={mode!r}): expected "local" or "hub"')
@@ -186,9 +205,9 @@ def shutdown() -> None:
 
 
 @contextmanager
-def session(mode: str = "local", **options: object) -> Iterator[Session]:
+def session(mode: str = "local", **options: Any) -> Iterator[Session]:
     """`init` at the start of a block, `shutdown` at its end, whatever happens between."""
-    opened = init(mode, **options)  # type: ignore[arg-type]
+    opened = init(mode, **options)
     try:
         yield opened
     finally:
