@@ -18,11 +18,13 @@ Answer: TypeAlias = Mapping[str, Any] | Unavailable
 
 
 def cuda_devices(nvml: Answer, torch: Answer, memory: HostMemory) -> tuple[Device, ...]:
-    """The NVIDIA devices; one entry that says why when there are none. `torch` is asked only when NVML found some."""
+    """The NVIDIA devices; one entry that says why when a machine that may have one shows none. `torch` is asked only when NVML found some."""
     if isinstance(nvml, Unavailable):
         return (_no_cuda(f"the NVML probe failed: {nvml.reason}", fault=True),)
     if "error" in nvml:
         error = nvml["error"]
+        if error.get("code") == LIBRARY_NOT_FOUND and nvml.get("hardware") is False:
+            return ()  # neither a driver nor a card: nothing that its owner could miss
         return (_no_cuda(_error_text(error), fault=error.get("code") != LIBRARY_NOT_FOUND),)
     found = tuple(_cuda_device(entry, memory) for entry in nvml.get("devices", ()))
     if not found:

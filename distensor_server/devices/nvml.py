@@ -6,6 +6,7 @@ A field that the driver does not have is `{"unavailable": reason}`; one missing 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeAlias
 
 Json: TypeAlias = dict[str, Any]
@@ -20,6 +21,17 @@ HINTS = {
     "`sudo rmmod nvidia_uvm && sudo modprobe nvidia_uvm`, or reboot",
 }
 LIBRARY_NOT_FOUND = 12
+VENDOR = "0x10de"
+PCI = Path("/sys/bus/pci/devices")
+
+
+def has_hardware(pci: Path = PCI) -> bool | None:
+    """Whether the PCI bus has a device of NVIDIA; None where it cannot be read (macOS, WSL, some containers)."""
+    try:
+        vendors = [(device / "vendor").read_text().strip() for device in pci.iterdir()]
+    except OSError:
+        return None
+    return VENDOR in vendors if vendors else None
 
 
 def probe_nvml(nvml: Any) -> Json:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from distensor_server.devices.nvml import Json, probe_nvml
+from distensor_server.devices.nvml import Json, has_hardware, probe_nvml
 
 WATCH_SECONDS = 2.0
 
@@ -24,7 +24,8 @@ def probe_cuda() -> Json:
     except ImportError:
         hint = "install distensor-server again: it brings nvidia-ml-py"
         return {"error": {"code": 0, "message": "the module pynvml is missing", "hint": hint}}
-    return probe_nvml(pynvml)
+    answer = probe_nvml(pynvml)
+    return {**answer, "hardware": has_hardware()} if "error" in answer else answer
 
 
 def probe_torch() -> Json:

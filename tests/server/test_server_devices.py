@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from distensor.core.reading import Unavailable
 from distensor_server.devices.host import HostMemory
 from distensor_server.devices.interpret import apple_devices, cuda_devices, cuda_failed, with_nvml
 from distensor_server.devices.model import Device
-from distensor_server.devices.nvml import probe_nvml
+from distensor_server.devices.nvml import has_hardware, probe_nvml
 
 GIB = 1 << 30
 MEMORY = HostMemory(total=128 * GIB, free=100 * GIB)
@@ -167,3 +168,21 @@ def test_free_memory_is_told_in_steps_so_that_heartbeats_stay_small() -> None:
 
     infos = {replace(device, memory_used=4 * GIB + noise).info() for noise in range(1, 200_000_000, 10_000_000)}
     assert len(infos) == 1
+
+
+def test_a_machine_without_driver_and_without_card_has_nothing_to_explain() -> None:
+    error = {"error": {"code": 12, "message": "NVML Shared Library Not Found", "hint": ""}}
+    nothing = Unavailable(reason="not asked")
+    assert cuda_devices({**error, "hardware": False}, nothing, MEMORY) == ()
+    for hardware in (True, None):
+        (device,) = cuda_devices({**error, "hardware": hardware}, nothing, MEMORY)
+        assert "NVML error 12" in str(device.unusable)
+
+
+def test_the_pci_bus_tells_whether_there_is_a_card(tmp_path: Path) -> None:
+    assert has_hardware(tmp_path / "absent") is None
+    assert has_hardware(tmp_path) is None
+    for index, vendor in enumerate(("0x8086\n", "0x10de\n")):
+        (tmp_path / str(index)).mkdir()
+        (tmp_path / str(index) / "vendor").write_text(vendor)
+        assert has_hardware(tmp_path) is (index == 1)
