@@ -18,7 +18,10 @@ Answer: TypeAlias = Mapping[str, Any] | Unavailable
 
 
 def cuda_devices(nvml: Answer, torch: Answer, memory: HostMemory) -> tuple[Device, ...]:
-    """The NVIDIA devices; one entry that says why when a machine that may have one shows none. `torch` is asked only when NVML found some."""
+    """The NVIDIA devices; one entry that says why when a machine that may have one shows none.
+
+    `torch` is asked only when NVML found some.
+    """
     if isinstance(nvml, Unavailable):
         return (_no_cuda(f"the NVML probe failed: {nvml.reason}", fault=True),)
     if "error" in nvml:

@@ -19,6 +19,7 @@ from distensor_server.devices.detect import PROBE, Detector, read_answer
 from distensor_server.devices.host import Host, HostMemory
 from distensor_server.devices.interpret import Answer, cuda_devices
 from distensor_server.devices.model import Device
+from distensor_server.devices.nvml import has_hardware
 from distensor_server.inventory import Inventory
 
 HERE = Path(__file__).parent
@@ -74,7 +75,8 @@ async def test_the_answer_is_found_behind_what_libraries_print(tmp_path: Path) -
 async def test_this_machine_is_answered_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISTENSOR_JOIN_TOKEN", "secret")
     devices = await Detector().accelerators(MEMORY)
-    assert devices
+    card = has_hardware()
+    assert devices or card is False, "a machine that has a card, or may have one, gets an answer"
     for device in devices:
         assert device.unusable is None or len(device.unusable) > 10
 
