@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from worker_pool import Here, WorkerPool, worker_pool
 
 from distensor.core.errors import ConfigError, TransportError, TransportTimeoutError, UnsupportedOptionError
+from distensor.transport import Channel, Tag
+from distensor.transport.exchange import group_slot
 
 RANKS = 4
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -444,6 +447,25 @@ def test_who_stays_away_is_named_after_the_timeout(pool: WorkerPool) -> None:
     for kind, words in itertools.chain(results[:1], results[2:]):
         assert kind in (TransportTimeoutError.__name__, TransportError.__name__)
         assert "rank 1 did not take part within 0.5 s" in words
+
+
+def slow_but_steady(here: Here) -> None:
+    """Segments trickle in for longer than the timeout of a group, which is for silence."""
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=1.0))
+    if here.rank == 0:
+        slot = group_slot(group.group_name, (0, 1))
+        header = b"broadcast from 0 torch.uint8 6291456"
+        for index in range(6):
+            threading.Event().wait(0.4)
+            here.plane.send(1, Tag(Channel.COLLECTIVE, 1, index, slot), header, [bytes([index]) * (1 << 20)])
+    if here.rank == 1:
+        data = torch.empty(6 << 20, dtype=torch.uint8)
+        dist.broadcast(data, 0, group=group)
+        assert data[:: 1 << 20].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_timeout_is_for_silence_not_for_size(pool: WorkerPool) -> None:
+    pool.run(slow_but_steady)
 
 
 def initialised_twice(here: Here) -> tuple[str, str]:

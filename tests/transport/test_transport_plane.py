@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from transport_kit import QUICK, Authority, mesh
@@ -160,3 +162,8 @@ def test_more_than_the_limit_may_be_sent_before_anybody_reads(authority: Authori
         handles[-1].wait(10)
         assert not planes[0].lost()
         assert not planes[1].lost()
+
+
+def test_the_data_plane_loads_no_torch(python: Callable[..., Any]) -> None:
+    code = "import sys, distensor.transport as t; t.DataPlane; print('torch' in sys.modules)"
+    assert python("-c", code).stdout == "False\n"

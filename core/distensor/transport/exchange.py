@@ -89,6 +89,8 @@ class Exchange:
             TransportError: the member takes part with something else, has given up, or is lost.
         """
         message = self._await(peer, self._tag(part))
+        # The timeout is for silence, not for the whole: a large tensor over a slow link may take its time.
+        self._deadline = self.clock.monotonic() + self.timeout
         self._check_signature(peer, message.header)
         expected = 0 if like is None else like.numel() * like.element_size()
         if len(message.body) != expected:
@@ -110,7 +112,7 @@ class Exchange:
     def finish(self) -> None:
         """Wait until our own pieces are out: their memory belongs to the caller again."""
         for handle in self._handles:
-            handle.wait(self._remaining())
+            handle.wait(self.timeout)
         self._handles.clear()
 
     def give_up(self, error: BaseException) -> None:
