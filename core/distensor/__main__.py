@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 
+from distensor import __version__
+
 USAGE = 64
 
 
@@ -14,6 +16,9 @@ def main(argv: Sequence[str]) -> int:
     verbs = {entry.name: entry for entry in entry_points(group="distensor.verbs")}
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_help(verbs))  # noqa: T201  # a command line prints
+        return 0
+    if argv[0] == "--version":
+        print(f"distensor {__version__}")  # noqa: T201  # as above
         return 0
     verb = verbs.get(argv[0])
     if verb is None:

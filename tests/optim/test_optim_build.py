@@ -71,7 +71,9 @@ def test_options_that_torch_refuses_are_mapped() -> None:
         build_optimizer(OptimizerSpec(name="sgd", lr=0.1, options={"nesterov": True}), [parameter])
 
 
-@pytest.mark.parametrize("data", [{}, {"name": "sgd"}, {"name": 3, "lr": 0.1, "options": {}}, {"name": "sgd", "lr": 1, "options": 3}])
+@pytest.mark.parametrize(
+    "data", [{}, {"name": "sgd"}, {"name": 3, "lr": 0.1, "options": {}}, {"name": "sgd", "lr": 1, "options": 3}]
+)
 def test_foreign_words_are_checked(data: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         OptimizerSpec.from_json(data)

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from distensor.core.ids import DeviceId, Epoch, Generation, JobId, NodeId, Rank, WorkerId
 from distensor.core.parallel import ParallelConfig
-from distensor.core.reading import Reading, Unavailable
+from distensor.core.reading import Reading
 
 
 class DeviceKind(StrEnum):

@@ -88,6 +88,8 @@ class ShardEngine:
         self._clock = clock
         self._memory_limit = assignment.memory_limit
         self._runners: dict[int, StageRunner] = {}
+        self._loaded = False
+        self._reducer: GradientReducer | None = None
         self._dp_group = self._make_dp_group()
 
     def _make_dp_group(self) -> dist.ProcessGroup | None:
@@ -116,9 +118,14 @@ class ShardEngine:
         expected = list(range(self._place.pp, plan.stages, ranks))
         if sorted(programs) != expected:
             raise ProgramRejectedError(f"rank {self._rank} was given stages {sorted(programs)}, not {expected}")
+        self._loaded = False
+        if self._reducer is not None:
+            self._reducer.close()
         limits = Limits() if self._memory_limit is None else Limits(max_bytes=self._memory_limit)
         self._runners = {
-            stage: StageRunner(StageProgram.from_json(text, limits), weights.get(stage, {}), self._device, limits=limits)
+            stage: StageRunner(
+                StageProgram.from_json(text, limits), weights.get(stage, {}), self._device, limits=limits
+            )
             for stage, text in programs.items()
         }
         self._plan = plan
@@ -135,6 +142,12 @@ class ShardEngine:
         self._parameters = self._unique_parameters()
         self._optimizer = build_optimizer(plan.optimizer, self._parameters)
         self._reducer = self._make_reducer()
+        self._loaded = True
+
+    def require_load(self) -> None:
+        """Raise ProgramRejectedError unless programs are loaded."""
+        if not self._loaded:
+            raise ProgramRejectedError(f"rank {self._rank} has no program: a load command must come first")
 
     def _rank_of_stage(self, stage: int) -> int:
         return self._layout.rank(

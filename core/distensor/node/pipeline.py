@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from distensor.core import DRIVER_RANK
 from distensor.core.clock import Clock
+from distensor.core.errors import ProgramRejectedError
 from distensor.core.schedules import Action, Phase
 from distensor.node.seeds import dropout_seed
 from distensor.program import Source
@@ -119,8 +121,7 @@ class PipelineExecutor:
             if spec.requires_grad and run.training:
                 tensor.requires_grad_()
         inputs = {spec.name: tensor for spec, tensor in zip(specs, received, strict=True)}
-        for spec in program.inputs_from(Source.BATCH):
-            inputs[spec.name] = run.batches[micro][spec.name].to(self._device)
+        inputs.update(self._batch_inputs(program, run.batches[micro]))
         started = self._clock.monotonic()
         seed = dropout_seed(self._seed, run.sequence, self._replica, micro)
         outputs = runner.forward(inputs, seed=seed, training=run.training)
@@ -134,6 +135,13 @@ class PipelineExecutor:
             self._send(run, Channel.ACTIVATION, stage + 1, stage + 1, micro, [t.detach() for t in held.outputs])
         if keep:
             run.held[stage, micro] = held
+
+    def _batch_inputs(self, program: StageProgram, batch: Batch) -> dict[str, Tensor]:
+        names = [spec.name for spec in program.inputs_from(Source.BATCH)]
+        missing = [name for name in names if name not in batch]
+        if missing:
+            raise ProgramRejectedError(f"stage {program.stage} needs {missing} of the batch; it holds {sorted(batch)}")
+        return {name: batch[name].to(self._device) for name in names}
 
     def _take_loss(self, run: _Run, program: StageProgram, outputs: Mapping[str, Tensor], held: _Held) -> None:
         assert program.loss is not None
@@ -191,6 +199,8 @@ class PipelineExecutor:
             return [tensor.detach() for tensor in run.local.pop((channel, slot, micro))]
         started = self._clock.monotonic()
         tag = Tag(channel=channel, step=run.sequence, micro=micro, slot=slot)
-        tensors = decode(self._plane.recv(peer, tag, None))
+        # Whichever worker is lost, this wait is in vain: the lost one may be behind the peer that is asked.
+        needed = self._plane.peers - {DRIVER_RANK}
+        tensors = decode(self._plane.recv(peer, tag, None, needed=needed))
         run.totals.wait_seconds += self._clock.monotonic() - started
         return [tensor.to(self._device) for tensor in tensors]

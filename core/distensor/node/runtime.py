@@ -61,8 +61,11 @@ class WorkerRuntime:
             HandshakeError: a peer could not prove who it is.
             PeerLostError: a peer or the driver went away.
         """
+        with contextlib.closing(Listener.bind(self._assignment.listen_host)) as listener:
+            self._run_on(listener)
+
+    def _run_on(self, listener: Listener) -> None:
         me = self._assignment
-        listener = Listener.bind(me.listen_host)
         key_pem, csr_pem = new_key_and_csr(me.job_id, me.epoch, me.rank)
         self._emitter.emit("ready", v=1, port=listener.address.port, csr=csr_pem)
         order = self._wait_for_topology()
@@ -180,9 +183,10 @@ class WorkerRuntime:
         meta: Mapping[str, Any],
         tensors: dict[str, Tensor],
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        if command is Command.LOAD:
+            return self._load(engine, meta, tensors), {}
+        engine.require_load()
         match command:
-            case Command.LOAD:
-                return self._load(engine, meta, tensors), {}
             case Command.STEP:
                 return self._step(engine, sequence, meta, tensors), {}
             case Command.EVALUATE:

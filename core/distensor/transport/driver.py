@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from distensor.core.errors import FrameError
 from distensor.transport.plane import DataPlane
-from distensor.transport.types import Channel, Message, Tag
 from distensor.transport.tensors import decode_named, encode_named
+from distensor.transport.types import Channel, Message, Tag
 
 if TYPE_CHECKING:
     from torch import Tensor
