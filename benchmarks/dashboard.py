@@ -167,7 +167,7 @@ class Screen:
     def quit(self) -> float:
         before = time.monotonic()
         os.write(self._master, b"q")
-        self.process.wait(10)
+        self.process.wait()  # with a time limit it polls every 50 ms
         took = time.monotonic() - before
         os.close(self._master)
         return took

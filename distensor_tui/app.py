@@ -35,6 +35,8 @@ from distensor_tui.wire import Answer, Hello, Update
 PAINT_EVERY_S = 0.5
 """Updates that come faster than this share one paint."""
 AGES_EVERY_S = 10.0
+LOADING_AFTER_S = 0.2
+NEVER = float("-inf")
 TOAST_S = 6.0
 
 
@@ -112,8 +114,9 @@ class Dashboard(App[int], inherit_bindings=False):
         self._source: Source | None = None
         self._view = View(feed=Feed(source=name))
         self._ui = Ui(screen=screen)
-        self._canvas = Canvas(self._paint)
-        self._painted_at = float("-inf")
+        self._canvas = Canvas(self._resized)
+        self._painted_at = NEVER
+        self._data_shown = False
         self._paint_due = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -140,15 +143,18 @@ class Dashboard(App[int], inherit_bindings=False):
             self._start(self._source.run())
 
     async def on_unmount(self) -> None:
-        for task in self._tasks:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # what the source says
 
     def on_hello(self, hello: Hello) -> None:
         feed = replace(self._view.feed, hello=hello, link=Link.LIVE, absence=None, retry_at=None, last_at=self._now())
         self._view = replace(self._view, feed=feed)
-        self._paint_soon()
+        if self._view.has_data:
+            self._paint_soon()
 
     def on_update(self, update: Update) -> None:
         at = self._now()
@@ -231,9 +237,21 @@ class Dashboard(App[int], inherit_bindings=False):
         elif self._view.stale or moment - self._painted_at >= AGES_EVERY_S:
             self._paint()
 
+    def _resized(self) -> None:
+        """Nearly always the data comes a few milliseconds later: no frame just to say that it is on its way."""
+        if self._painted_at == NEVER:
+            self.set_timer(LOADING_AFTER_S, self._paint_unless_painted)
+        else:
+            self._paint()
+
+    def _paint_unless_painted(self) -> None:
+        if self._painted_at == NEVER:
+            self._paint()
+
     def _paint_soon(self) -> None:
+        first_data = self._view.has_data and not self._data_shown
         wait = self._painted_at + PAINT_EVERY_S - self._monotonic()
-        if wait <= 0:
+        if first_data or wait <= 0:
             self._paint()
         elif not self._paint_due:
             self._paint_due = True
@@ -243,6 +261,7 @@ class Dashboard(App[int], inherit_bindings=False):
         self._paint_due = False
         if self._canvas.is_attached:
             self._painted_at = self._monotonic()
+            self._data_shown = self._view.has_data
             self._canvas.show(frame(self._view, self._look(), self._ui))
 
     def _start(self, work: Coroutine[object, object, None]) -> None:

@@ -197,3 +197,25 @@ async def test_it_opens_on_the_wanted_screen(path: Path) -> None:
             await until(pilot, lambda: "checkpoint of step" in app.screen_text())
             assert "newest first" in app.screen_text()
             assert app._ui.overlay is Overlay.NONE
+
+
+async def test_the_first_data_is_painted_at_once(path: Path) -> None:
+    """Not after the pause that later updates share."""
+    async with fake.serving(path), dashboard(path) as (app, pilot):
+        await until(pilot, lambda: app.view.has_data)
+        assert "EARNING" in app.screen_text()
+        assert "Connecting" not in app.screen_text()
+
+
+async def test_a_supervisor_that_is_slow_to_greet_is_waited_for_visibly(path: Path) -> None:
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        ended.set()
+
+    ended = asyncio.Event()
+    async with await asyncio.start_unix_server(say_nothing, path), asyncio.timeout(30):
+        async with dashboard(path) as (app, pilot):
+            await until(pilot, lambda: "Connecting to" in app.screen_text())
+        await ended.wait()

@@ -120,8 +120,9 @@ def test_down_to_one_cell_and_back(server: fake.FakeSupervisor, terminal: Open) 
     screen = terminal(size=(200, 60))
     screen.until_shown("[atlas-3:1]")
     for size in [(80, 24), (40, 10), (10, 3), (1, 1)]:
+        screen.output = b""
         screen.resize(*size)
-        screen.read(0.2)
+        screen.until(lambda: bool(screen.output))  # drawn again, so that the next size is not taken for the last one
     screen.output = b""
     screen.resize(200, 60)
     screen.until_shown("[atlas-3:1]")

@@ -240,10 +240,10 @@ class FakeSupervisor:
         """End like a killed supervisor: the socket file stays, nobody listens."""
         assert self._server is not None
         self._server.close()
-        for writer in list(self._writers):
+        writers = list(self._writers)
+        for writer in writers:
             writer.close()
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
 
     @property
     def clients(self) -> int:
