@@ -237,10 +237,8 @@ def _crop_text(text: str, start: int, stop: int) -> str:
     out, position = [], 0
     for character in text:
         length = cells(character)
-        if position >= start and position + length <= stop:
-            out.append(character)
-        elif position + length > start and position < stop:
-            out.append(" ")
+        inside = max(0, min(stop, position + length) - max(start, position))
+        out.append(character if inside == length else " " * inside)
         position += length
     return "".join(out)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from distensor_tui import format as fmt
@@ -44,6 +44,8 @@ def test_cut_says_that_there_was_more(parts: tuple[Span, ...], size: int) -> Non
 
 
 @given(LINES, st.integers(0, 40), st.integers(0, 40))
+@example(parts=(Span("[[[日"),), start=4, length=0)
+@example(parts=(Span("日"),), start=1, length=1)
 def test_crop_is_as_wide_as_its_part(parts: tuple[Span, ...], start: int, length: int) -> None:
     whole = pad(parts, 40)
     stop = min(40, start + length)
