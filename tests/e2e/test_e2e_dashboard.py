@@ -1,0 +1,82 @@
+"""The dashboard and the command line on a node that really works: what is on the screen is what happens."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import e2e_models as models
+import pytest
+from local_socket import wait_until
+
+from distensor.core import ParallelConfig
+from distensor.nn import DistributedModel, StageMapping
+from distensor.training import Session, Trainer
+
+Python = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def busy(mesh: Session) -> Iterator[Path]:
+    """The socket of a node whose job goes on training until the tests are done."""
+    assert mesh.cluster is not None
+    model = DistributedModel(models.MLP(), stage_mapping=StageMapping(models.MLP_TWO))
+    trainer = Trainer(
+        model,
+        parallel=ParallelConfig(data_parallel=2, pipeline_parallel=2),
+        loss=models.classify,
+        name="busy-job",
+        progress=False,
+        session=mesh,
+    )
+    (batch,) = models.points(1)
+    trainer.step(batch)
+    node = trainer.job.topology.members[0].node_name  # type: ignore[union-attr]
+    socket = next(node_.socket for node_ in mesh.cluster.nodes if node_.name == node)
+    over = threading.Event()
+
+    def train() -> None:
+        while not over.wait(0.05):
+            trainer.step(batch)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    wait_until(socket, lambda seen: seen["earnings"]["confirmed_units"] > 0 and seen["jobs"][0]["step"])
+    yield socket
+    over.set()
+    thread.join()
+    trainer.close()
+
+
+def test_status_as_json(python: Python, busy: Path) -> None:
+    done = python("-m", "distensor_tui", "status", "--json", "--socket", str(busy))
+    assert done.returncode == 0, done.stderr
+    status = json.loads(done.stdout)
+    assert status["v"] == 1
+    text = done.stdout
+    assert "busy-job" in text
+    assert '"EARNING"' in text
+
+
+@pytest.mark.parametrize("size", ["120x40", "80x24"])
+def test_the_screen_shows_the_job_its_grid_and_what_it_earned(
+    python: Python, busy: Path, tmp_path: Path, size: str
+) -> None:
+    picture = tmp_path / "home.svg"
+    done = python(
+        "-m", "distensor_tui", "--socket", str(busy), "--screenshot", str(picture), "--size", size, "--wait", "2"
+    )
+    assert done.returncode == 0, done.stderr
+    screen = html.unescape(re.sub(r"<[^>]+>", "", picture.read_text())).replace("\N{NO-BREAK SPACE}", " ")
+    for expected in ("EARNING", "busy-job", "DP 2 x TP 1 x PP 2 x CP 1", "dp0", "dp1"):
+        assert expected in screen, expected
+    assert re.search(r"\[(atlas|bolt):\d\]", screen), "this node's ranks are marked"
+    earned = re.search(r"today\s+(\d+\.\d+)", screen)
+    assert earned is not None
+    assert float(earned[1]) > 0
+    assert re.search(r"loss\s+\d\.\d+", screen)
