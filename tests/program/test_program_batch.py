@@ -146,3 +146,27 @@ def test_rows_are_split_and_the_rest_is_repeated() -> None:
     assert torch.equal(first["x"], X[:1])
     assert torch.equal(second["y"], Y[1:])
     assert torch.equal(first["shift"], second["shift"])
+
+
+def test_pictures_keep_their_size_and_masks_do_not() -> None:
+    vit = FAMILIES["vit"]
+    pieces = cut(capture(vit.build(), vit.batch(4, 0)))
+    assert [dim.name for dim in pieces.captured.dims] == ["batch"]
+    small = {"pixel_values": torch.randn(2, 3, 8, 8), "labels": torch.zeros(2, dtype=torch.int64)}
+    with pytest.raises(BatchError, match=r"'pixel_values' has shape \[2, 3, 8, 8\]; dim 2 must be 16, as captured"):
+        pieces.flatten_batch(small)
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(5, 4)
+
+        def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+            states = self.embed(ids).unsqueeze(1)
+            return F.scaled_dot_product_attention(states, states, states, mask).square().mean()
+
+    def given(rows: int, sequence: int) -> dict[str, Tensor]:
+        return {"ids": torch.randint(0, 5, (rows, sequence)), "mask": torch.randn(rows, 1, sequence, sequence)}
+
+    masked = cut(capture(Masked().train(), given(3, 6)))
+    assert set(masked.flatten_batch(given(2, 9))) == {"ids", "mask"}

@@ -56,7 +56,7 @@ def _targets(part: dict[str, torch.Tensor]) -> int:
 
 @pytest.mark.parametrize("stages", STAGE_COUNTS)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_one_part_is_bit_equal_to_eager(captured: CaptureFamily, name: str, stages: int) -> None:
+def test_one_part_is_what_eager_computes(captured: CaptureFamily, name: str, stages: int) -> None:
     family = FAMILIES[name]
     module, pieces = _cut(captured, name, stages)
     runners = runners_of(pieces)

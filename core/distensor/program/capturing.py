@@ -84,7 +84,8 @@ def _enlarged(tensors: Mapping[str, Tensor]) -> list[Tensor]:
 
 
 def _export(wrapper: Wrapper, tensors: list[Tensor]) -> torch.export.ExportedProgram:
-    dynamic = tuple(dict.fromkeys(range(value.ndim), torch.export.Dim.AUTO) for value in tensors)
+    sequences = {value.shape[1] for value in tensors if value.ndim > 1 and not value.is_floating_point()}
+    dynamic = tuple(_dynamic_dims(value, sequences) for value in tensors)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # export warns about its own internals
@@ -93,6 +94,21 @@ def _export(wrapper: Wrapper, tensors: list[Tensor]) -> torch.export.ExportedPro
         raise
     except Exception as error:  # export runs the user's forward and its own passes: any type may come
         raise CaptureError(_explain(error)) from error
+
+
+def _dynamic_dims(value: Tensor, sequences: set[int]) -> dict[int, Any]:
+    """Every size may vary unless the module fixes it, but pictures (reals of four dims and more) keep theirs.
+
+    Reasoning about windows and strides of unknown pictures takes torch.export minutes; masks of four dims are told
+    apart by having the length of a sequence.
+    """
+    picture = value.ndim >= 4 and value.is_floating_point()
+    return {
+        dim: torch.export.Dim.AUTO
+        if size != 1 and (dim == 0 or not picture or size in sequences)
+        else torch.export.Dim.STATIC
+        for dim, size in enumerate(value.shape)
+    }
 
 
 _DATA_DEPENDENT = re.compile(r"data-dependent|DataDependent|GuardOnDataDependent|Could not (?:guard|extract)")

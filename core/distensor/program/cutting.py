@@ -96,9 +96,8 @@ class Cut:
             for index, extent in enumerate(spec.shape):
                 expected = evaluate(extent, sizes)
                 if expected != shape[index]:
-                    raise BatchError(
-                        f"{spec.name!r} has shape {list(shape)}; dim {index} must be {show(extent)} = {expected}"
-                    )
+                    reason = f"{show(extent)} = {expected}" if isinstance(extent, Size) else f"{extent}, as captured"
+                    raise BatchError(f"{spec.name!r} has shape {list(shape)}; dim {index} must be {reason}")
         self._check_guards({name: tuple(value.shape) for name, value in tensors.items()})
 
     def _bind(self, tensors: Mapping[str, Tensor]) -> dict[str, int]:

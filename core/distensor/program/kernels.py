@@ -243,6 +243,7 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "aten.swapaxes.default": _aten.swapaxes.default,
     "aten.swapdims.default": _aten.swapdims.default,
     "aten.mT.default": _aten.mT.default,
+    "aten.numpy_T.default": _aten.numpy_T.default,
     "aten.alias.default": _aten.alias.default,
     "aten.detach.default": _aten.detach.default,
     "aten.split.Tensor": _aten.split.Tensor,

@@ -238,6 +238,7 @@ aten.movedim.intlist(T self, i* source, i* destination) -> T
 aten.swapaxes.default(T self, i axis0, i axis1) -> T
 aten.swapdims.default(T self, i dim0, i dim1) -> T
 aten.mT.default(T self) -> T
+aten.numpy_T.default(T self) -> T
 aten.alias.default(T self) -> T
 aten.detach.default(T self) -> T
 aten.split.Tensor(T self, i split_size, i dim=0) -> T*
