@@ -216,11 +216,15 @@ def driver(worker: Worker) -> Iterator[Driver]:
 def test_a_whole_life(worker: Worker, driver: Driver) -> None:
     pieces = pieces_of_model()
     assert driver.load(pieces)["code"] == "ok"
-    batch = {"micro_batches": 1, "step": 1, "lr": 0.1}
+    batch = {"micro_batches": 1, "step": 1, "lr": 0.1, "total_steps": 1}
     answer = driver.ask(Command.STEP, batch, {"0/input": torch.ones(4, 3)})
     assert answer["committed"]
     assert answer["weight"] == 4
     assert worker.hear("claim") == {"type": "claim", "step": 1, "micro_batches": 1}
+    while (progress := worker.hear("progress"))["state"] != "training":
+        continue
+    assert (progress["step"], progress["total_steps"], progress["loss"]) == (1, 1, answer["loss"])
+    assert progress["links"][0]["peer"] == -1
     assert driver.ask(Command.END, {})["code"] == "ok"
     assert worker.process.wait(SECONDS) == 0
 

@@ -46,15 +46,15 @@ class ProgressReporter:
         self._figures["state"] = "loading"
         self._send(now=True)
 
-    def loaded(self, stages: Sequence[int], total_steps: object) -> None:
+    def loaded(self, stages: Sequence[int]) -> None:
         self._figures.update(state="waiting", stages=list(stages))
-        self._figures["total_steps"] = total_steps if isinstance(total_steps, int) else None
         self._send(now=True)
 
-    def step(self, step: int, report: StepReport, tokens_per_second: object) -> None:
+    def step(self, step: int, report: StepReport, tokens_per_second: object, total_steps: object) -> None:
         self._figures.update(
             state="training",
             step=step,
+            total_steps=total_steps if isinstance(total_steps, int) else None,
             loss=report.loss,
             tokens_per_second=float(tokens_per_second) if isinstance(tokens_per_second, int | float) else None,
             compute_s=report.compute_seconds,

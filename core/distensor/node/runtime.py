@@ -216,7 +216,7 @@ class WorkerRuntime:
             else:
                 weights.setdefault(stage, {})[name] = tensor
         engine.load(parse_plan(meta), programs, weights)
-        self._progress.loaded(engine.own_stages, meta.get("total_steps"))
+        self._progress.loaded(engine.own_stages)
         return {"stages": engine.own_stages}
 
     def _step(
@@ -228,7 +228,7 @@ class WorkerRuntime:
         if report.committed:
             if batches:
                 self._emitter.emit("claim", step=step, micro_batches=len(batches))
-            self._progress.step(step, report, meta.get("tokens_per_second"))
+            self._progress.step(step, report, meta.get("tokens_per_second"), meta.get("total_steps"))
         return {**_report(report), "links": self._progress.links()}
 
     def _reply(self, plane: DataPlane, sequence: int, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
