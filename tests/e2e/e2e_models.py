@@ -110,5 +110,5 @@ def train_here(
 
 
 def worst_difference(ours: Mapping[str, Tensor], theirs: nn.Module) -> float:
-    """Over all parameters, the largest difference relative to the parameter's largest magnitude."""
+    """Over all parameters, the norm of the difference relative to the norm of the parameter."""
     return max(relative_difference(ours[name], p.detach()) for name, p in theirs.named_parameters())

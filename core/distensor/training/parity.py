@@ -15,6 +15,10 @@ from distensor.training.results import Parity
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+ZERO_BUT_FOR_ROUNDING = 1e-4
+"""A gradient smaller than this part of the largest one counts with that size. Some are zero but for rounding (the bias
+of keys under softmax); a ratio of two roundings says nothing."""
+
 
 def compare(
     module: nn.Module,
@@ -28,25 +32,33 @@ def compare(
     reference.zero_grad(set_to_none=True)
     value = run_module(reference, batch, loss)
     value.backward()  # type: ignore[no-untyped-call]
-    expected = {name: p for name, p in reference.named_parameters() if p.requires_grad}
+    expected = {
+        name: torch.zeros_like(p) if p.grad is None else p.grad
+        for name, p in reference.named_parameters()
+        if p.requires_grad
+    }
+    apart = {name: _norm(mesh_gradients.get(name, torch.zeros_like(g)) - g) for name, g in expected.items()}
+    norms = {name: _norm(gradient) for name, gradient in expected.items()}
+    floor = ZERO_BUT_FOR_ROUNDING * max(norms.values(), default=0.0)
     return Parity(
         loss=mesh_loss,
         reference_loss=float(value.detach()),
         loss_difference=_relative(mesh_loss, float(value.detach())),
-        gradient_differences={
-            name: relative_difference(mesh_gradients.get(name, zeros), zeros if p.grad is None else p.grad)
-            for name, p in expected.items()
-            for zeros in (torch.zeros_like(p),)
-        },
+        gradient_difference=_ratio(math.hypot(*apart.values()), math.hypot(*norms.values())),
+        gradient_differences={name: _ratio(apart[name], max(norms[name], floor)) for name in expected},
     )
 
 
 def relative_difference(ours: Tensor, reference: Tensor) -> float:
-    """The largest absolute difference over the largest magnitude of the reference."""
-    if reference.numel() == 0:
-        return 0.0
-    difference = float((ours.detach().double() - reference.detach().double()).abs().max())
-    scale = float(reference.detach().abs().max())
+    """The norm of the difference over the norm of the reference."""
+    return _ratio(_norm(ours.detach() - reference.detach()), _norm(reference.detach()))
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(tensor.detach().double().norm())
+
+
+def _ratio(difference: float, scale: float) -> float:
     if difference == 0.0:
         return 0.0
     return difference / scale if scale > 0 else math.inf

@@ -58,18 +58,20 @@ class History:
 class Parity:
     """The same batch through the mesh and through one process.
 
-    A relative difference is the largest absolute difference over the largest magnitude of the reference: of the
-    loss, and of each parameter's gradient.
+    A relative difference is the norm of the difference over the norm of the reference: of the loss, of the gradient as a
+    whole, and of each parameter's gradient alone (those that are zero but for rounding are measured against 1e-4 of the
+    largest).
     """
 
     loss: float
     reference_loss: float
     loss_difference: float
+    gradient_difference: float
     gradient_differences: Mapping[str, float]
 
     @property
     def worst_gradient(self) -> tuple[str, float]:
-        """(parameter name, its difference); ("", 0.0) for a model with nothing to train."""
+        """(parameter name, its own difference); ("", 0.0) for a model with nothing to train."""
         return max(self.gradient_differences.items(), key=lambda item: item[1], default=("", 0.0))
 
     @property
