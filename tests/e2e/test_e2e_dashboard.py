@@ -21,6 +21,11 @@ from distensor.training import Session, Trainer
 Python = Callable[..., Any]
 
 
+def earning(seen: dict[str, Any]) -> bool:
+    (job,) = [job for job in seen["jobs"] if job["name"] == "busy-job"] or [{"step": None}]
+    return seen["earnings"]["confirmed_units"] > 0 and bool(job["step"])
+
+
 @pytest.fixture(scope="module")
 def busy(mesh: Session) -> Iterator[Path]:
     """The socket of a node whose job goes on training until the tests are done."""
@@ -46,11 +51,13 @@ def busy(mesh: Session) -> Iterator[Path]:
 
     thread = threading.Thread(target=train)
     thread.start()
-    wait_until(socket, lambda seen: seen["earnings"]["confirmed_units"] > 0 and seen["jobs"][0]["step"])
-    yield socket
-    over.set()
-    thread.join()
-    trainer.close()
+    try:
+        wait_until(socket, earning)
+        yield socket
+    finally:
+        over.set()
+        thread.join()
+        trainer.close()
 
 
 def test_status_as_json(python: Python, busy: Path) -> None:

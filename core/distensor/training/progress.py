@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from distensor.training.results import StepResult
+
+LOG_SECONDS = 5.0
+"""Between two states of the bar where they do not overwrite each other, as in a log file."""
 
 
 class ProgressBar:
@@ -16,7 +20,8 @@ class ProgressBar:
         if shown:
             from tqdm import tqdm
 
-            self._bar = tqdm(total=total, desc=name, unit="step", leave=True, dynamic_ncols=True)
+            seconds = 0.1 if sys.stderr.isatty() else LOG_SECONDS
+            self._bar = tqdm(total=total, desc=name, unit="step", dynamic_ncols=True, mininterval=seconds)
 
     def update(self, result: StepResult) -> None:
         if self._bar is not None:
