@@ -4,45 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from distensor.core import Axis, Clock, RankLayout
-from distensor.core.errors import ProgramRejectedError
-from distensor.core.schedules import Phase, Schedule, actions_of_rank, check_pipeline_sizes
+from distensor.core.errors import ConfigError, ProgramRejectedError
+from distensor.core.schedules import Action, Phase, actions_of_rank, check_pipeline_sizes
 from distensor.node.pipeline import PipelineExecutor, Totals
 from distensor.node.tied import sum_tied_gradients
-from distensor.optim import OptimizerSpec, build_optimizer, set_learning_rate
+from distensor.optim import build_optimizer, set_learning_rate
 from distensor.program import Limits, StageProgram, StageRunner
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from distensor.node.ipc import WorkerAssignment
+    from distensor.node.orders import JobPlan
     from distensor.sync import GradientReducer
     from distensor.transport import DataPlane
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobPlan:
-    """What the driver's `load` command says besides programs and weights."""
-
-    schedule: Schedule
-    stages: int
-    optimizer: OptimizerSpec
-    clip_norm: float | None
-    seed: int
-    tied: tuple[TiedWeight, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TiedWeight:
-    """One weight that several stages hold: (stage, its name in that stage), the first being the one that counts."""
-
-    holders: tuple[tuple[int, str], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,24 +38,6 @@ class StepReport:
     sync_seconds: float
     wait_seconds: float
     committed: bool
-
-
-def parse_plan(meta: Mapping[str, Any]) -> JobPlan:
-    """Raises ProgramRejectedError for what is not a plan."""
-    try:
-        clip = meta["clip_norm"]
-        return JobPlan(
-            schedule=Schedule(meta["schedule"]),
-            stages=int(meta["stages"]),
-            optimizer=OptimizerSpec.from_json(meta["optimizer"]),
-            clip_norm=None if clip is None else float(clip),
-            seed=int(meta["seed"]),
-            tied=tuple(
-                TiedWeight(holders=tuple((int(stage), str(name)) for stage, name in group)) for group in meta["tied"]
-            ),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ProgramRejectedError(f"load command: {error!r} in {str(dict(meta))[:300]}") from error
 
 
 class ShardEngine:
@@ -113,11 +77,7 @@ class ShardEngine:
         Raises:
             ProgramRejectedError: a program that is not allowed, or stages that are not this rank's.
         """
-        ranks = self._layout.config.pipeline_parallel
-        check_pipeline_sizes(ranks=ranks, stages=plan.stages)
-        expected = list(range(self._place.pp, plan.stages, ranks))
-        if sorted(programs) != expected:
-            raise ProgramRejectedError(f"rank {self._rank} was given stages {sorted(programs)}, not {expected}")
+        self._check_stages(plan, programs)
         self._loaded = False
         if self._reducer is not None:
             self._reducer.close()
@@ -128,6 +88,7 @@ class ShardEngine:
             )
             for stage, text in programs.items()
         }
+        self._check_tied(plan)
         self._plan = plan
         self._executor = PipelineExecutor(
             plane=self._plane,
@@ -140,9 +101,40 @@ class ShardEngine:
             replica=self._place.dp,
         )
         self._parameters = self._unique_parameters()
-        self._optimizer = build_optimizer(plan.optimizer, self._parameters)
+        try:
+            self._optimizer = build_optimizer(plan.optimizer, self._parameters)
+        except ConfigError as error:
+            raise ProgramRejectedError(str(error)) from error
         self._reducer = self._make_reducer()
         self._loaded = True
+
+    def _check_stages(self, plan: JobPlan, programs: Mapping[int, bytes]) -> None:
+        """Before anything is as long as the number of stages that somebody else wrote down."""
+        ranks = self._layout.config.pipeline_parallel
+        try:
+            check_pipeline_sizes(ranks=ranks, stages=plan.stages)
+        except ConfigError as error:
+            raise ProgramRejectedError(str(error)) from error
+        expected = range(self._place.pp, plan.stages, ranks)
+        if len(programs) != len(expected) or not all(stage in expected for stage in programs):
+            raise ProgramRejectedError(
+                f"rank {self._rank} was given stages {sorted(programs)[:10]}; expected {len(expected)} of "
+                f"{self._place.pp}, {self._place.pp + ranks}, ..."
+            )
+
+    def _check_tied(self, plan: JobPlan) -> None:
+        """A tied weight is held by stages that exist, and the copies that are here look alike."""
+        for tied in plan.tied:
+            kinds = set()
+            for stage, name in tied.holders:
+                runner = self._runners.get(stage)
+                if not 0 <= stage < plan.stages or (runner is not None and name not in runner.parameters):
+                    raise ProgramRejectedError(f"tied weight {name[:100]!r}: stage {stage} holds no such parameter")
+                if runner is not None:
+                    parameter = runner.parameters[name]
+                    kinds.add((parameter.shape, parameter.dtype, parameter.requires_grad))
+            if len(kinds) > 1:
+                raise ProgramRejectedError(f"tied weight {tied.holders[:4]}: its copies differ in shape or dtype")
 
     def require_load(self) -> None:
         """Raise ProgramRejectedError unless programs are loaded."""
@@ -175,39 +167,22 @@ class ShardEngine:
 
     def step(self, sequence: int, batches: Sequence[Mapping[str, Tensor]], lr: float) -> StepReport:
         """One optimizer step over this replica's micro-batches. The update is applied by all ranks or by none."""
-        totals, loss, weight, norm, sync_seconds = self._gradients(sequence, batches)
-        committed = weight > 0 and math.isfinite(loss) and math.isfinite(norm)
-        if committed:
-            self._apply(weight, norm, lr)
-        return StepReport(
-            loss=loss,
-            weight=weight,
-            grad_norm=norm,
-            compute_seconds=totals.compute_seconds,
-            sync_seconds=sync_seconds,
-            wait_seconds=totals.wait_seconds,
-            committed=committed,
-        )
+        report = self._gradients(sequence, batches)
+        if report.weight > 0 and math.isfinite(report.loss) and math.isfinite(report.grad_norm):
+            self._apply(report.weight, report.grad_norm, lr)
+            return replace(report, committed=True)
+        return report
 
     def gradients(self, sequence: int, batches: Sequence[Mapping[str, Tensor]]) -> tuple[StepReport, dict[str, Tensor]]:
         """The mean gradients of the whole batch by "stage/name", without an update."""
-        totals, loss, weight, norm, sync_seconds = self._gradients(sequence, batches)
-        divisor = weight if weight > 0 else 1.0
+        report = self._gradients(sequence, batches)
+        divisor = report.weight if report.weight > 0 else 1.0
         named = {
             f"{stage}/{name}": torch.zeros_like(p) if p.grad is None else p.grad / divisor
             for stage, runner in self._runners.items()
             for name, p in runner.parameters.items()
             if p.requires_grad
         }
-        report = StepReport(
-            loss=loss,
-            weight=weight,
-            grad_norm=norm,
-            compute_seconds=totals.compute_seconds,
-            sync_seconds=sync_seconds,
-            wait_seconds=totals.wait_seconds,
-            committed=False,
-        )
         return report, named
 
     def evaluate(self, sequence: int, batches: Sequence[Mapping[str, Tensor]]) -> tuple[float, float]:
@@ -236,7 +211,7 @@ class ShardEngine:
                 )
             target.copy_(tensor)
 
-    def _actions(self, micro_batches: int) -> tuple[Any, ...]:
+    def _actions(self, micro_batches: int) -> tuple[Action, ...]:
         return actions_of_rank(
             self._plan.schedule,
             rank=self._place.pp,
@@ -245,10 +220,8 @@ class ShardEngine:
             micro_batches=micro_batches,
         )
 
-    def _gradients(
-        self, sequence: int, batches: Sequence[Mapping[str, Tensor]]
-    ) -> tuple[Totals, float, float, float, float]:
-        """Sums of weight * gradient in `.grad`; returns totals, mean loss, weight, norm of the mean, sync seconds."""
+    def _gradients(self, sequence: int, batches: Sequence[Mapping[str, Tensor]]) -> StepReport:
+        """Sums of weight * gradient in `.grad`; nothing is committed yet."""
         for parameter in self._parameters:
             parameter.grad = None
         if self._reducer is not None:
@@ -260,7 +233,15 @@ class ShardEngine:
         self._sum_tied(sequence)
         loss, weight, squares = self._sum_over_world(totals, self._own_squares())
         norm = math.sqrt(squares) / weight if weight > 0 else math.nan
-        return totals, loss, weight, norm, self._clock.monotonic() - started
+        return StepReport(
+            loss=loss,
+            weight=weight,
+            grad_norm=norm,
+            compute_seconds=totals.compute_seconds,
+            sync_seconds=self._clock.monotonic() - started,
+            wait_seconds=totals.wait_seconds,
+            committed=False,
+        )
 
     def _apply(self, weight: float, norm: float, lr: float) -> None:
         gradients = [p.grad for p in self._parameters if p.grad is not None]

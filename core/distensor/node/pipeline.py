@@ -14,7 +14,7 @@ import torch
 
 from distensor.core import DRIVER_RANK
 from distensor.core.clock import Clock
-from distensor.core.errors import ProgramRejectedError
+from distensor.core.errors import FrameError, ProgramRejectedError
 from distensor.core.schedules import Action, Phase
 from distensor.node.seeds import dropout_seed
 from distensor.program import Source
@@ -116,7 +116,7 @@ class PipelineExecutor:
         runner = self._runners[stage]
         program = runner.program
         specs = program.inputs_from(Source.PREVIOUS)
-        received = self._receive(run, Channel.ACTIVATION, stage - 1, stage, micro) if specs else []
+        received = self._receive(run, Channel.ACTIVATION, stage - 1, stage, micro, len(specs)) if specs else []
         for spec, tensor in zip(specs, received, strict=True):
             if spec.requires_grad and run.training:
                 tensor.requires_grad_()
@@ -180,7 +180,13 @@ class PipelineExecutor:
         expected = [tensor for spec, tensor in zip(program.outputs, held.outputs, strict=True) if spec.requires_grad]
         if not expected:
             return [], []
-        gradients = self._receive(run, Channel.GRADIENT, stage + 1, stage, micro)
+        gradients = self._receive(run, Channel.GRADIENT, stage + 1, stage, micro, len(expected))
+        for out, gradient in zip(expected, gradients, strict=True):
+            if out.shape != gradient.shape or out.dtype != gradient.dtype:
+                raise FrameError(
+                    f"rank {self._rank_of_stage[stage + 1]} sent a gradient of {tuple(gradient.shape)} "
+                    f"{gradient.dtype} for an output of {tuple(out.shape)} {out.dtype}"
+                )
         pairs = [(out, grad) for out, grad in zip(expected, gradients, strict=True) if out.requires_grad]
         return [out for out, _ in pairs], [grad for _, grad in pairs]
 
@@ -193,7 +199,7 @@ class PipelineExecutor:
         tag = Tag(channel=channel, step=run.sequence, micro=micro, slot=slot)
         run.sends.append(self._plane.send(peer, tag, header, buffers))
 
-    def _receive(self, run: _Run, channel: Channel, from_stage: int, slot: int, micro: int) -> list[Tensor]:
+    def _receive(self, run: _Run, channel: Channel, from_stage: int, slot: int, micro: int, count: int) -> list[Tensor]:
         peer = self._rank_of_stage[from_stage]
         if peer == self._rank:
             return [tensor.detach() for tensor in run.local.pop((channel, slot, micro))]
@@ -203,4 +209,7 @@ class PipelineExecutor:
         needed = self._plane.peers - {DRIVER_RANK}
         tensors = decode(self._plane.recv(peer, tag, None, needed=needed))
         run.totals.wait_seconds += self._clock.monotonic() - started
-        return [tensor.to(self._device) for tensor in tensors]
+        if len(tensors) != count:
+            raise FrameError(f"rank {peer} sent {len(tensors)} tensors for {tag}; the programs say {count}")
+        # Whether a tensor requires a gradient is what our program says, not what a peer's header says.
+        return [tensor.detach().to(self._device) for tensor in tensors]

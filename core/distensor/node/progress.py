@@ -13,6 +13,7 @@ from distensor.core import Clock
 if TYPE_CHECKING:
     from distensor.node.engine import StepReport
     from distensor.node.ipc import Emitter
+    from distensor.node.orders import StepOrder
     from distensor.transport import DataPlane
 
 MIN_INTERVAL_SECONDS = 0.5
@@ -50,18 +51,18 @@ class ProgressReporter:
         self._figures.update(state="waiting", stages=list(stages))
         self._send(now=True)
 
-    def step(self, step: int, report: StepReport, tokens_per_second: object, total_steps: object) -> None:
+    def step(self, order: StepOrder, report: StepReport) -> None:
         self._figures.update(
             state="training",
-            step=step,
-            total_steps=total_steps if isinstance(total_steps, int) else None,
+            step=order.step,
+            total_steps=order.total_steps,
             loss=report.loss,
-            tokens_per_second=float(tokens_per_second) if isinstance(tokens_per_second, int | float) else None,
+            tokens_per_second=order.tokens_per_second,
             compute_s=report.compute_seconds,
             sync_s=report.sync_seconds,
             wait_s=report.wait_seconds,
         )
-        self._send(now=step == self._figures["total_steps"])
+        self._send(now=order.step == order.total_steps)
 
     def _send(self, *, now: bool) -> None:
         moment = self._clock.monotonic()

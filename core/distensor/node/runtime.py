@@ -167,10 +167,16 @@ class WorkerRuntime:
         except RuntimeError as error:
             # torch reports its failures, a lost peer inside a collective among them, as RuntimeError.
             lost = _peer_behind(plane, error)
-            code = ReplyCode.ERROR if lost is None else ReplyCode.PEER_LOST
-            self._reply_error(plane, sequence, code, error, peer=lost)
             if lost is not None:
+                self._reply_error(plane, sequence, ReplyCode.PEER_LOST, error, peer=lost)
                 raise PeerLostError(lost, str(error)) from error
+            if _is_out_of_memory(error):
+                self._reply_error(plane, sequence, ReplyCode.OUT_OF_MEMORY, error)
+                raise MemoryError(str(error)) from error
+            self._reply_error(plane, sequence, ReplyCode.ERROR, error)
+            raise
+        except Exception as error:  # whatever it is ends this process; the driver is to hear why from us
+            self._reply_error(plane, sequence, ReplyCode.ERROR, error)
             raise
         self._reply(plane, sequence, {"code": ReplyCode.OK.value, **answer}, results)
         return True
@@ -183,6 +189,8 @@ class WorkerRuntime:
         meta: Mapping[str, Any],
         tensors: dict[str, Tensor],
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        from distensor.node.orders import split_batches
+
         if command is Command.LOAD:
             return self._load(engine, meta, tensors), {}
         engine.require_load()
@@ -204,17 +212,10 @@ class WorkerRuntime:
                 raise ConfigError(f"command {command.value!r} has no place in the sequence of commands")
 
     def _load(self, engine: ShardEngine, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-        from distensor.node.engine import parse_plan
+        from distensor.node.orders import parse_plan, split_parts
 
         self._progress.loading()
-        programs: dict[int, bytes] = {}
-        weights: dict[int, dict[str, Tensor]] = {}
-        for key, tensor in tensors.items():
-            kind, stage, name = _weight_key(key)
-            if kind == "program":
-                programs[stage] = tensor.numpy().tobytes()
-            else:
-                weights.setdefault(stage, {})[name] = tensor
+        programs, weights = split_parts(tensors)
         engine.load(parse_plan(meta), programs, weights)
         self._progress.loaded(engine.own_stages)
         return {"stages": engine.own_stages}
@@ -222,13 +223,14 @@ class WorkerRuntime:
     def _step(
         self, engine: ShardEngine, sequence: int, meta: Mapping[str, Any], tensors: dict[str, Tensor]
     ) -> dict[str, Any]:
-        batches = split_batches(meta, tensors)
-        step = int(meta["step"])
-        report = engine.step(sequence, batches, float(meta["lr"]))
+        from distensor.node.orders import parse_step, split_batches
+
+        order, batches = parse_step(meta), split_batches(meta, tensors)
+        report = engine.step(sequence, batches, order.lr)
         if report.committed:
             if batches:
-                self._emitter.emit("claim", step=step, micro_batches=len(batches))
-            self._progress.step(step, report, meta.get("tokens_per_second"), meta.get("total_steps"))
+                self._emitter.emit("claim", step=order.step, micro_batches=len(batches))
+            self._progress.step(order, report)
         return {**_report(report), "links": self._progress.links()}
 
     def _reply(self, plane: DataPlane, sequence: int, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -254,28 +256,6 @@ def _command(meta: Mapping[str, Any]) -> Command:
         return Command(meta.get("command", ""))
     except ValueError:
         raise FrameError(f"command {meta.get('command')!r}: expected one of {', '.join(Command)}") from None
-
-
-def split_batches(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Tensors named "micro/name" as one dict per micro-batch. Raises ProgramRejectedError for other names."""
-    count = meta.get("micro_batches")
-    if not isinstance(count, int) or not 0 <= count <= 1 << 16:
-        raise ProgramRejectedError(f"micro_batches={count!r}: expected a number from 0 to 65536")
-    batches: list[dict[str, Tensor]] = [{} for _ in range(count)]
-    for key, tensor in tensors.items():
-        micro, _, name = key.partition("/")
-        if not micro.isdecimal() or int(micro) >= count:
-            raise ProgramRejectedError(f"batch tensor {key!r}: expected a micro-batch below {count} before the name")
-        batches[int(micro)][name] = tensor
-    return batches
-
-
-def _weight_key(key: str) -> tuple[str, int, str]:
-    kind, _, rest = key.partition("/")
-    stage, _, name = rest.partition("/")
-    if kind not in ("program", "weight") or not stage.isdecimal():
-        raise ProgramRejectedError(f"load has a tensor {key!r}: expected program/STAGE or weight/STAGE/NAME")
-    return kind, int(stage), name
 
 
 def _report(report: StepReport) -> dict[str, Any]:
@@ -304,6 +284,13 @@ def _peer_behind(plane: DataPlane, error: BaseException) -> int | None:
         seen = seen.__cause__ or seen.__context__
     lost = plane.lost()
     return next(iter(lost), None)
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """A card's memory has an error of its own; for the machine's, torch has only words."""
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _close_on_abort(plane: DataPlane) -> Callable[[], None]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from distensor.core.errors import FrameError
 from distensor.transport import Channel, DataPlane, Tag
 from distensor.transport.tensors import decode, encode
 
@@ -62,5 +63,11 @@ def _receive(
     plane: DataPlane, owner: int, sequence: int, index: int, position: int, own: Mapping[int, Tensor]
 ) -> Tensor:
     tag = Tag(channel=Channel.TIED, step=sequence, micro=index, slot=position)
-    (gradient,) = decode(plane.recv(owner, tag, None))
-    return gradient.to(next(iter(own.values())).device)
+    reference = next(iter(own.values()))
+    received = decode(plane.recv(owner, tag, None))
+    if [(t.shape, t.dtype) for t in received] != [(reference.shape, reference.dtype)]:
+        shapes = ", ".join(f"{tuple(t.shape)} {t.dtype}" for t in received[:3]) or "nothing"
+        raise FrameError(
+            f"rank {owner} sent {shapes} for {tag}; the tied weight is {tuple(reference.shape)} {reference.dtype}"
+        )
+    return received[0].detach().to(reference.device)

@@ -76,6 +76,8 @@ class OptimizerSpec:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> OptimizerSpec:
         """From another process; checked like a user's words."""
+        if not isinstance(data, Mapping):
+            raise ConfigError(f"optimizer {str(data)[:200]}: expected an object with name, lr and options")
         options = data.get("options")
         name, rate = data.get("name"), data.get("lr")
         if not isinstance(options, Mapping) or not isinstance(name, str) or not isinstance(rate, int | float):

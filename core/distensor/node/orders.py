@@ -1,0 +1,139 @@
+"""What the driver's commands say besides tensors, checked word by word: the driver is somebody else's process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from distensor.core.errors import ProgramRejectedError
+from distensor.core.schedules import Schedule
+from distensor.optim import OptimizerSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_MICRO_BATCHES = 1 << 16
+MAX_NUMBER = 1 << 53
+"""Whole numbers go on to the supervisor and the hub; these all hold exactly, in JSON too."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TiedWeight:
+    """One weight that several stages hold: (stage, its name in that stage), the first being the one that counts."""
+
+    holders: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobPlan:
+    """What the driver's `load` command says besides programs and weights."""
+
+    schedule: Schedule
+    stages: int
+    optimizer: OptimizerSpec
+    clip_norm: float | None
+    seed: int
+    tied: tuple[TiedWeight, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepOrder:
+    """What the driver's `step` command says besides the batch. The last two are only for people to read."""
+
+    step: int
+    lr: float
+    total_steps: int | None
+    tokens_per_second: float | None
+
+
+def parse_plan(meta: Mapping[str, Any]) -> JobPlan:
+    """Raises ProgramRejectedError for what is not a plan."""
+    clip = meta.get("clip_norm")
+    try:
+        return JobPlan(
+            schedule=Schedule(meta["schedule"]),
+            stages=_whole(meta, "stages", at_least=1),
+            optimizer=OptimizerSpec.from_json(meta["optimizer"]),
+            clip_norm=None if clip is None else _number(meta, "clip_norm"),
+            seed=_whole(meta, "seed"),
+            tied=tuple(TiedWeight(holders=tuple(_holder(item) for item in group)) for group in meta["tied"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProgramRejectedError(f"load command: {error!r} in {str(dict(meta))[:300]}") from error
+
+
+def _holder(item: Any) -> tuple[int, str]:
+    stage, name = item
+    if not isinstance(stage, int) or not isinstance(name, str):
+        raise TypeError(f"tied weight {item!r}: expected [stage, name]")
+    return stage, name
+
+
+def parse_step(meta: Mapping[str, Any]) -> StepOrder:
+    """Raises ProgramRejectedError naming the field that is wrong."""
+    total, speed = meta.get("total_steps"), meta.get("tokens_per_second")
+    return StepOrder(
+        step=_whole(meta, "step", at_least=1),
+        lr=_number(meta, "lr"),
+        total_steps=None if total is None else _whole(meta, "total_steps"),
+        tokens_per_second=None if speed is None else _number(meta, "tokens_per_second"),
+    )
+
+
+def _whole(meta: Mapping[str, Any], key: str, *, at_least: int = 0) -> int:
+    value = meta.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not at_least <= value <= MAX_NUMBER:
+        raise ProgramRejectedError(f"{key}={value!r}: expected a whole number from {at_least} to {MAX_NUMBER}")
+    return value
+
+
+def _number(meta: Mapping[str, Any], key: str) -> float:
+    value = meta.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+        raise ProgramRejectedError(f"{key}={value!r}: expected a finite number of at least 0")
+    return float(value)
+
+
+def split_batches(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Tensors named "micro/name" as one dict per micro-batch. Raises ProgramRejectedError for other names."""
+    count = _whole(meta, "micro_batches")
+    if count > MAX_MICRO_BATCHES:
+        raise ProgramRejectedError(f"micro_batches={count}: expected at most {MAX_MICRO_BATCHES}")
+    batches: list[dict[str, Tensor]] = [{} for _ in range(count)]
+    for key, tensor in tensors.items():
+        micro, _, name = key.partition("/")
+        index = _index(micro)
+        if index is None or index >= count:
+            raise ProgramRejectedError(f"batch tensor {key[:100]!r}: expected a micro-batch below {count} and a name")
+        batches[index][name] = tensor.detach()
+    return batches
+
+
+def split_parts(tensors: Mapping[str, Tensor]) -> tuple[dict[int, bytes], dict[int, dict[str, Tensor]]]:
+    """Programs and weights by stage, from "program/STAGE" and "weight/STAGE/NAME".
+
+    Raises ProgramRejectedError for other names.
+    """
+    programs: dict[int, bytes] = {}
+    weights: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        kind, _, rest = key.partition("/")
+        text, _, name = rest.partition("/")
+        stage = _index(text)
+        if stage is None or kind not in ("program", "weight"):
+            raise ProgramRejectedError(f"load has a tensor {key[:100]!r}: expected program/STAGE or weight/STAGE/NAME")
+        if kind == "weight":
+            weights.setdefault(stage, {})[name] = tensor.detach()
+        elif tensor.dtype is not torch.uint8 or tensor.dim() != 1:
+            raise ProgramRejectedError(f"{key} is {tensor.dtype} of {tuple(tensor.shape)}: expected bytes in one dim")
+        else:
+            programs[stage] = tensor.numpy().tobytes()
+    return programs, weights
+
+
+def _index(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) <= 9 else None
