@@ -144,7 +144,7 @@ class _Dashboard:
 
 
 class _Picture:
-    """A picture of the dashboard at half of the run, made by the dashboard itself."""
+    """A picture of the dashboard, made by the dashboard itself, which watches until most steps are done."""
 
     def __init__(self, socket: Path, target: Path | None) -> None:
         self._socket = socket
@@ -155,10 +155,11 @@ class _Picture:
         return self
 
     def on_step(self, result: StepResult, total: int) -> None:
-        if self._target is None or self._process is not None or result.step < total // 2:
+        if self._target is None or self._process is not None or result.step < min(3, total):
             return
+        seconds = max(1.0, 0.7 * (total - result.step) * result.seconds)
         command = [sys.executable, "-m", "distensor_tui", "--socket", str(self._socket)]
-        command += ["--screenshot", str(self._target), "--size", "120x40"]
+        command += ["--screenshot", str(self._target), "--size", "120x40", "--wait", f"{seconds:.1f}"]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
 
     def __exit__(self, *exc: object) -> None:

@@ -46,7 +46,6 @@ class Report:
 
     def lines(self) -> list[str]:
         verdict = "equal to one process" if self.max_relative_difference <= TOLERANCE else "NOT equal to one process"
-        links = sorted(self.bytes_per_link.items(), key=lambda item: -item[1])
         credit = ", ".join(f"{node} {amount:.3f}" for node, amount in sorted(self.credits.items()))
         return [
             "",
@@ -55,12 +54,23 @@ class Report:
             f"exact     {verdict}: largest relative difference {self.max_relative_difference:.2e} "
             f"(loss {self.loss_difference:.2e}, weights {self.weight_difference:.2e}; limit {TOLERANCE:.0e})",
             f"speed     {self.tokens_per_second:,.0f} tokens/s on the mesh, "
-            f"{self.tokens_per_second_one_process:,.0f} in one process on the same machine",
-            "links     " + "\n          ".join(f"{name:<18} {human_bytes(count):>10}" for name, count in links),
+            f"{self.tokens_per_second_one_process:,.0f} in one process (one thread) on the same machine",
+            "links     " + "\n          ".join(_link_lines(self.bytes_per_link)),
             f"restarts  {self.restarts}",
             f"credits   {credit} (expected {self.credits_expected:.3f} in all)",
             "",
         ]
+
+
+def _link_lines(bytes_per_link: Mapping[str, int]) -> list[str]:
+    """Links that carry something, the busiest first; those below a hundredth of all bytes in one line."""
+    least = sum(bytes_per_link.values()) / 100
+    busy = sorted((item for item in bytes_per_link.items() if item[1] >= least), key=lambda item: (-item[1], item[0]))
+    quiet = [count for count in bytes_per_link.values() if count < least]
+    lines = [f"{name:<18} {human_bytes(count):>10}" for name, count in busy]
+    if quiet:
+        lines.append(f"{len(quiet)} more links {human_bytes(sum(quiet)):>12} together")
+    return lines
 
 
 def human_bytes(count: int) -> str:

@@ -118,9 +118,13 @@ def run_on_mesh(
 def run_in_one_process(
     module: nn.Module, settings: DemoSettings, on_step: Callable[[int, float], None]
 ) -> tuple[list[float], float]:
-    """The same training without us: (losses, seconds). `module` is trained in place."""
+    """The same training without us: (losses, seconds). `module` is trained in place.
+
+    On one thread, as each worker runs: two threads that spin for each other crawl on a machine with other work.
+    """
     from distensor.core import SYSTEM_CLOCK
 
+    torch.set_num_threads(1)
     optimizer = torch.optim.AdamW(module.parameters(), lr=settings.lr, eps=EPS)
     losses = []
     seconds = 0.0

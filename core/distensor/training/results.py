@@ -59,8 +59,8 @@ class Parity:
     """The same batch through the mesh and through one process.
 
     A relative difference is the norm of the difference over the norm of the reference: of the loss, of the gradient
-    as a whole, and of each parameter's gradient alone (those that are zero but for rounding are measured against 1e-4 of the
-    largest).
+    as a whole, and of each parameter's gradient alone (those that are zero but for rounding are measured against
+    1e-4 of the largest).
     """
 
     loss: float
