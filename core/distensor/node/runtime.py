@@ -133,7 +133,8 @@ class WorkerRuntime:
 
     def _obey(self, plane: DataPlane, engine: ShardEngine, sequence: int) -> bool:
         """Run one command and answer it; False once the job is over."""
-        meta, tensors = receive_named(plane, DRIVER_RANK, Channel.CONTROL, sequence, None)
+        most = self._assignment.memory_limit
+        meta, tensors = receive_named(plane, DRIVER_RANK, Channel.CONTROL, sequence, None, most=most)
         with self._busy:
             return self._obey_one(plane, engine, sequence, meta, tensors)
 

@@ -107,6 +107,13 @@ def build_optimizer(spec: OptimizerSpec, parameters: Iterable[Tensor]) -> Optimi
         raise ConfigError(f"optimizer {spec.name!r} with {dict(spec.options)}: {error}") from error
 
 
+def check_optimizer(spec: OptimizerSpec) -> None:
+    """Raise ConfigError for options that torch refuses together, before any worker hears of them."""
+    import torch
+
+    build_optimizer(spec, [torch.nn.Parameter(torch.zeros(1))])
+
+
 def set_learning_rate(optimizer: Optimizer | None, rate: float) -> None:
     if optimizer is not None:
         for group in optimizer.param_groups:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import threading
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from distensor.comm.identity import new_key_and_csr
 from distensor.core import DRIVER_RANK, Clock, Epoch, JobId, ParallelConfig, Rank
 from distensor.core.control import JobSpec, JobState, JobUpdate, Member, Topology, WorkerChange, WorkerState
 from distensor.core.errors import (
     DistensorError,
-    DivergedError,
+    FrameError,
+    HubProtocolError,
     JobFailedError,
     PeerLostError,
     PlacementError,
@@ -23,8 +23,19 @@ from distensor.core.errors import (
     WorkerFailedError,
     WorkerLostError,
 )
-from distensor.transport import Address, Channel, Credentials, DataPlane, LinkStats, PeerId, Timeouts
-from distensor.transport.driver import ABORT_SEQUENCE, Command, ReplyCode, finish_named, send_named
+from distensor.training.replies import Reply
+from distensor.transport import (
+    Address,
+    Channel,
+    Credentials,
+    DataPlane,
+    FrameLimits,
+    LinkStats,
+    PeerId,
+    Tag,
+    Timeouts,
+)
+from distensor.transport.driver import ABORT_SEQUENCE, PART_BYTES, Command, ReplyCode, finish_named, send_named
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,20 +45,25 @@ if TYPE_CHECKING:
 EXIT_REASON_SECONDS = 5.0
 """How long a lost worker's supervisor gets to say why it died, before the error goes out without the reason."""
 
+END_SECONDS = 10.0
+"""How long the workers get to say goodbye; the hub takes them back anyway."""
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reply:
-    """One rank's answer to one command."""
+LONGEST_MESSAGE = 2000
+"""Characters of a worker's own words that an error quotes."""
 
-    rank: int
-    meta: Mapping[str, Any]
-    tensors: Mapping[str, Tensor]
+
+class JobHub(Protocol):
+    """What a job asks of the hub's client."""
+
+    def watch_job(self, job_id: JobId) -> Iterator[JobUpdate]: ...
+
+    def end_job(self, job_id: JobId, state: JobState, reason: str = "") -> None: ...
 
 
 class JobWatch:
     """Follows a job's updates in a thread; others wait on what they need."""
 
-    def __init__(self, client: HubClient, job_id: JobId, clock: Clock) -> None:
+    def __init__(self, client: JobHub, job_id: JobId, clock: Clock) -> None:
         self._client = client
         self._job_id = job_id
         self._clock = clock
@@ -65,8 +81,9 @@ class JobWatch:
                     self._latest = update
                     self._changed.notify_all()
         except DistensorError as error:
-            with self._changed:
-                self._error = error
+            self._error = error
+        except Exception as error:  # noqa: BLE001 - a bug must be raised where somebody waits, not in this thread
+            self._error = HubProtocolError(f"following job {self._job_id} failed: {error!r}")
         with self._changed:
             self._over = True
             self._changed.notify_all()
@@ -90,6 +107,12 @@ class JobWatch:
                 self._changed.wait(min(remaining, 0.5))
 
     @property
+    def over(self) -> bool:
+        """Nothing more will come: the job has ended, or the client was closed."""
+        with self._changed:
+            return self._over
+
+    @property
     def latest(self) -> JobUpdate | None:
         with self._changed:
             return self._latest
@@ -102,12 +125,22 @@ class JobConnection:
     """
 
     def __init__(
-        self, *, client: HubClient, watch: JobWatch, plane: DataPlane, topology: Topology, clock: Clock
+        self,
+        *,
+        client: JobHub,
+        watch: JobWatch,
+        plane: DataPlane,
+        topology: Topology,
+        clock: Clock,
+        exit_reason_seconds: float = EXIT_REASON_SECONDS,
+        end_seconds: float = END_SECONDS,
     ) -> None:
         self._client = client
         self._watch = watch
         self._plane = plane
         self._clock = clock
+        self._exit_reason_seconds = exit_reason_seconds
+        self._end_seconds = end_seconds
         self._sequence = 0
         self._state = JobState.RUNNING
         self.topology = topology
@@ -120,11 +153,14 @@ class JobConnection:
         name: str,
         parallel: ParallelConfig,
         bytes_per_rank: tuple[int, ...],
+        largest_tensor: int,
         clock: Clock,
         timeouts: Timeouts,
         start_timeout: float,
     ) -> JobConnection:
         """Submit, wait until every worker is ready, connect to all.
+
+        `largest_tensor` (bytes) bounds what a worker may make this process hold at once.
 
         Raises:
             PlacementError: more ranks than free workers, or no worker got ready in time.
@@ -140,8 +176,8 @@ class JobConnection:
         job_id, epoch = client.submit_job(spec)
         watch = JobWatch(client, job_id, clock)
         try:
-            update = _wait_until_running(watch, job_id, start_timeout)
-            plane = _dial(update, job_id, epoch, key_pem, timeouts, clock)
+            update = wait_until_running(watch, job_id, start_timeout)
+            plane = _dial(update, job_id, epoch, key_pem, timeouts, _limits(largest_tensor), clock)
         except BaseException as error:  # whatever went wrong, an interrupt included, the slots must not stay taken
             with contextlib.suppress(DistensorError):
                 client.end_job(job_id, JobState.FAILED, f"the trainer could not start it: {error}")
@@ -177,14 +213,16 @@ class JobConnection:
         meta: Mapping[str, Any],
         tensors: Mapping[int, Mapping[str, Tensor]] | None = None,
         extra: Mapping[int, Mapping[str, Any]] | None = None,
+        most_bytes: Mapping[int, int] | None = None,
     ) -> list[Reply]:
         """Send one command to all ranks and wait for all answers, in rank order.
 
-        `tensors` and `extra` (meta data) are per rank.
+        `tensors` and `extra` (meta data) are per rank, and so are the most bytes of tensors that an answer may hold;
+        by default none.
 
         Raises:
             WorkerLostError: a worker ended or fell silent; names rank, node and, where known, the exit reason.
-            WorkerFailedError: a worker reported an error of its own.
+            WorkerFailedError: a worker reported an error of its own, or answered what is no answer.
             ProgramRejectedError: a worker refused its program.
         """
         sequence, self._sequence = self._sequence, self._sequence + 1
@@ -192,31 +230,36 @@ class JobConnection:
             for rank in self.ranks:
                 own = {**meta, **((extra or {}).get(rank, {})), "command": command.value}
                 send_named(self._plane, rank, Channel.CONTROL, sequence, own, (tensors or {}).get(rank, {}))
-            return self._collect(sequence)
+            return self._collect(sequence, most_bytes or {}, None)
         except PeerLostError as error:
             raise self._lost(error) from error
 
-    def _collect(self, sequence: int) -> list[Reply]:
+    def _collect(self, sequence: int, most_bytes: Mapping[int, int], timeout: float | None) -> list[Reply]:
         replies: dict[int, Reply] = {}
         while len(replies) < len(self.ranks):
-            rank, tag, first = self._plane.recv_any(Channel.REPLY, None)
-            meta, tensors = finish_named(self._plane, rank, Channel.REPLY, tag.step, first, None)
+            rank, tag, first = self._plane.recv_any(Channel.REPLY, timeout)
+            try:
+                if tag != Tag(channel=Channel.REPLY, step=sequence) or rank in replies:
+                    raise FrameError(f"an answer nobody asked for ({tag}); this is command {sequence}")
+                most = most_bytes.get(rank, 0)
+                meta, tensors = finish_named(self._plane, rank, Channel.REPLY, sequence, first, timeout, most=most)
+            except FrameError as error:
+                raise WorkerFailedError(f"{self.who(rank)}: {error}") from error
             if meta.get("code") != ReplyCode.OK:
                 raise self._failure(rank, meta)
-            if tag.step == sequence:
-                replies[rank] = Reply(rank=rank, meta=meta, tensors=tensors)
+            replies[rank] = Reply(rank=rank, who=self.who(rank), meta=meta, tensors=tensors)
         return [replies[rank] for rank in self.ranks]
 
     def _failure(self, rank: int, meta: Mapping[str, Any]) -> DistensorError:
-        message = f"rank {rank} on node {self.member(rank).node_name!r}: {meta.get('message')}"
+        message = f"{self.who(rank)}: {str(meta.get('message'))[:LONGEST_MESSAGE]}"
         match meta.get("code"):
             case ReplyCode.PEER_LOST:
                 peer = meta.get("peer")
-                return self._lost(PeerLostError(peer if isinstance(peer, int) else rank, message))
+                return self._lost(
+                    PeerLostError(peer if isinstance(peer, int) and peer in self.ranks else rank, message)
+                )
             case ReplyCode.REFUSED_PROGRAM:
                 return ProgramRejectedError(message)
-            case ReplyCode.DIVERGED:
-                return DivergedError(message)
             case _:
                 return WorkerFailedError(message)
 
@@ -224,32 +267,38 @@ class JobConnection:
         """Name the worker that is gone, with the reason that its supervisor gave the hub."""
 
         def ended(update: JobUpdate) -> bool:
-            return self._exit_of(update) is not None
+            return self._exit_of(update, error.rank) is not None
 
         try:
-            update = self._watch.wait_for(ended, EXIT_REASON_SECONDS)
+            update = self._watch.wait_for(ended, self._exit_reason_seconds)
         except DistensorError:
             update = None  # a hub that is away must not hide the loss itself
-        change = None if update is None else self._exit_of(update)
+        change = None if update is None else self._exit_of(update, error.rank)
         if change is None:
             rank, why = error.rank, f"{error.reason}; its supervisor has given no reason"
         else:
             rank, why = change.rank, change.reason
-        where = f"rank {rank} on node {self.member(rank).node_name!r}" if rank >= 0 else "the trainer's own link"
         return WorkerLostError(
-            f"job {self.topology.job_name!r} lost {where}: {why}. "
+            f"job {self.topology.job_name!r} lost {self.who(rank)}: {why}. "
             "This version cannot replace a worker in a running job; start the job again"
         )
 
-    def _exit_of(self, update: JobUpdate) -> WorkerChange | None:
+    def _exit_of(self, update: JobUpdate, rank: int) -> WorkerChange | None:
+        """What is said of `rank`, or of another rank of this job: the loss of one may reach us through another."""
         gone = (WorkerState.EXITED, WorkerState.BACKOFF, WorkerState.BROKEN)
-        for change in update.workers:
-            if change.reason and (change.state in gone or change.restarts > 0):
-                return change
-        return None
+        changes = [
+            change
+            for change in update.workers
+            if change.rank in self.ranks and change.reason and (change.state in gone or change.restarts > 0)
+        ]
+        return min(changes, key=lambda change: change.rank != rank, default=None)
 
     def member(self, rank: int) -> Member:
         return next(member for member in self.topology.members if member.rank == rank)
+
+    def who(self, rank: int) -> str:
+        """Rank and node, as errors name a worker."""
+        return f"rank {rank} on node {self.member(rank).node_name!r}"
 
     def end(self, state: JobState, reason: str = "") -> None:
         """Tell workers and hub that the job is over. Safe to call twice; an unreachable hub is not an error."""
@@ -264,14 +313,16 @@ class JobConnection:
                 send_named(self._plane, rank, Channel.CONTROL, number, {"command": command.value}, {})
         if state is JobState.FINISHED:
             with contextlib.suppress(DistensorError):
-                self._collect(sequence)
+                self._collect(sequence, {}, self._end_seconds)
         with contextlib.suppress(DistensorError):
             self._client.end_job(self.job_id, state, reason)
         self._plane.close()
 
 
-def _wait_until_running(watch: JobWatch, job_id: JobId, timeout: float) -> JobUpdate:
+def wait_until_running(watch: JobWatch, job_id: JobId, timeout: float) -> JobUpdate:
     update = watch.wait_for(lambda seen: seen.state is not JobState.PLACED, timeout)
+    if update is None and watch.over:
+        raise JobFailedError(f"job {job_id}: the hub says nothing more of it; the session may have been closed")
     if update is None:
         waiting = watch.latest
         states = "" if waiting is None else ", ".join(f"rank {c.rank} {c.state.value}" for c in waiting.workers)
@@ -284,8 +335,20 @@ def _wait_until_running(watch: JobWatch, job_id: JobId, timeout: float) -> JobUp
     return update
 
 
+def _limits(largest_tensor: int) -> FrameLimits:
+    """A message holds one part, or one tensor where that is larger."""
+    body = max(4 * PART_BYTES, 2 * largest_tensor)
+    return FrameLimits(body=body, queued=body)
+
+
 def _dial(
-    update: JobUpdate, job_id: JobId, epoch: Epoch, key_pem: bytes, timeouts: Timeouts, clock: Clock
+    update: JobUpdate,
+    job_id: JobId,
+    epoch: Epoch,
+    key_pem: bytes,
+    timeouts: Timeouts,
+    limits: FrameLimits,
+    clock: Clock,
 ) -> DataPlane:
     topology, certificate = update.topology, update.certificate
     assert topology is not None
@@ -300,5 +363,6 @@ def _dial(
         listener=None,
         peers={member.rank: Address(host=member.host, port=member.port) for member in topology.members},
         timeouts=timeouts,
+        limits=limits,
         clock=clock,
     )

@@ -62,5 +62,6 @@ def load_weights(path: str | Path, module: nn.Module) -> None:
                 f"{path}: {name} is {tuple(tensor.shape)} {tensor.dtype}, the module's is "
                 f"{tuple(target.shape)} {target.dtype}"
             )
-        with torch.no_grad():
-            target.copy_(tensor)
+    with torch.no_grad():  # only now: a file that does not fit changes nothing
+        for name, tensor in tensors.items():
+            named[name].copy_(tensor)

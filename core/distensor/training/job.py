@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +11,22 @@ import torch
 
 from distensor.core import DRIVER_RANK, Axis, Clock, RankLayout
 from distensor.core.control import JobState, Topology, Unit, UnitKey
-from distensor.core.errors import DistensorError
 from distensor.optim import OptimizerSpec
 from distensor.program import Source, capture, cut
+from distensor.program.calls import TORCH_DTYPES
+from distensor.program.values import weight_bytes
 from distensor.training.batches import Split, row_count, row_major, split_rows
-from distensor.training.connection import JobConnection, Reply
+from distensor.training.connection import JobConnection
 from distensor.training.receipts import ReceiptSender
+from distensor.training.replies import (
+    LinkBytes,
+    Reply,
+    agreed,
+    check_tensors,
+    layout_bytes,
+    read_loss,
+    read_step,
+)
 from distensor.training.results import StepResult
 from distensor.transport import Timeouts
 from distensor.transport.driver import Command
@@ -26,8 +37,12 @@ if TYPE_CHECKING:
     from distensor.nn import DistributedModel
     from distensor.program import Cut
     from distensor.program.losses import LossWeight
+    from distensor.program.values import WeightSpec
     from distensor.training.options import TrainerOptions
+    from distensor.training.replies import Layout, StepReply
     from distensor.training.sessions import Session
+
+logger = logging.getLogger(__name__)
 
 START_SECONDS = 120.0
 RECEIPT_SECONDS = 10.0
@@ -56,7 +71,7 @@ class TrainingJob:
         self._row_inputs = row_major(pieces.batch_inputs)
         self._tokens_per_second: float | None = None
         self._micro_batches_done = 0
-        self._rank_links: dict[int, Sequence[Mapping[str, int]]] = {}
+        self._rank_links: dict[int, tuple[LinkBytes, ...]] = {}
 
     @classmethod
     def start(
@@ -84,6 +99,7 @@ class TrainingJob:
             name=name,
             parallel=options.parallel,
             bytes_per_rank=_bytes_per_rank(pieces, options),
+            largest_tensor=_largest_tensor(pieces),
             clock=session.clock,
             timeouts=Timeouts(),
             start_timeout=START_SECONDS,
@@ -123,24 +139,32 @@ class TrainingJob:
         """
         sent = {(int(DRIVER_RANK), rank): link.bytes_sent for rank, link in self._connection.stats().items()}
         for rank, links in self._rank_links.items():
-            sent.update({(rank, link["peer"]): link["sent"] for link in links})
+            sent.update({(rank, link.peer): link.sent for link in links})
         return sent
 
-    def step(self, number: int, batch: Any, lr: float, total_steps: int | None) -> tuple[StepResult, list[bool]]:
-        """One optimizer step; the second value says for each rank whether it has applied the update."""
+    def step(self, number: int, batch: Any, lr: float, total_steps: int | None) -> tuple[StepResult, bool]:
+        """One optimizer step; the second value says whether the ranks have applied the update: all have, or none.
+
+        Raises:
+            WorkerFailedError: an answer that is none, or ranks that do not agree.
+        """
         parts, split = self._split(batch)
         before, started = self._bytes(), self._clock.monotonic()
         meta = {"step": number, "lr": lr, "total_steps": total_steps, "tokens_per_second": self._tokens_per_second}
         replies = self._send(Command.STEP, meta, parts, split)
         seconds = self._clock.monotonic() - started
         after = self._bytes()
-        result = _step_result(number, lr, replies, seconds, after[0] - before[0], after[1] - before[1])
-        commits = [bool(reply.meta["committed"]) for reply in replies]
-        self._rank_links = {reply.rank: reply.meta["links"] for reply in replies}
-        if all(commits):
+        answers = [read_step(reply, self._connection.ranks) for reply in replies]
+        committed = bool(agreed(replies, "committed", [answer.committed for answer in answers]))
+        agreed(replies, "loss", [answer.loss for answer in answers])
+        agreed(replies, "gradient norm", [answer.grad_norm for answer in answers])
+        agreed(replies, "weight", [answer.weight for answer in answers])
+        result = _step_result(number, lr, answers, seconds, after[0] - before[0], after[1] - before[1])
+        self._rank_links = {reply.rank: answer.links for reply, answer in zip(replies, answers, strict=True)}
+        if committed:
             self._tokens_per_second = result.tokens_per_second
             self._report_units(number, split)
-        return result, commits
+        return result, committed
 
     def _report_units(self, step: int, split: Split) -> None:
         units = [
@@ -157,19 +181,25 @@ class TrainingJob:
     def evaluate(self, batch: Any) -> tuple[float, float]:
         """(mean loss, number of real elements); the loss is NaN where there is no real element."""
         parts, split = self._split(batch)
-        replies = self._send(Command.EVALUATE, {}, parts, split)
-        return _number(replies[0].meta["loss"]), float(replies[0].meta["weight"])
+        return self._agreed_loss(self._send(Command.EVALUATE, {}, parts, split))
 
     def gradients(self, batch: Any) -> tuple[float, dict[str, Tensor]]:
         """(mean loss, full gradients by parameter name)."""
         parts, split = self._split(batch)
-        replies = self._send(Command.GRADIENTS, {}, parts, split, extra=self._wanted())
-        merged = self._merge(replies)
-        return _number(replies[0].meta["loss"]), merged
+        layouts = self._layouts(gradients=True)
+        replies = self._send(Command.GRADIENTS, {}, parts, split, layouts)
+        return self._agreed_loss(replies)[0], _merge(replies, layouts)
+
+    def _agreed_loss(self, replies: Sequence[Reply]) -> tuple[float, float]:
+        answers = [read_loss(reply) for reply in replies]
+        loss = agreed(replies, "loss", [answer.loss for answer in answers])
+        return loss, agreed(replies, "weight", [answer.weight for answer in answers])
 
     def state(self) -> dict[str, Tensor]:
         """Parameters and buffers by their names in the module, from the first replica."""
-        fresh = self._merge(self._connection.command(Command.STATE, {}, extra=self._wanted()))
+        layouts = self._layouts(gradients=False)
+        replies = self._connection.command(Command.STATE, {}, extra=_wanted(layouts), most_bytes=_most(layouts))
+        fresh = _merge(replies, layouts)
         module = self._model.module
         kept = module.state_dict().keys()
         return {
@@ -202,7 +232,13 @@ class TrainingJob:
     def end(self, state: JobState, reason: str = "") -> None:
         """Give the workers back. Receipts that the hub has not taken yet get some seconds."""
         self._connection.end(state, reason)
-        self._receipts.close(RECEIPT_SECONDS)
+        left = self._receipts.close(RECEIPT_SECONDS)
+        if left:
+            logger.warning(
+                "the hub has not taken the receipts of %d finished units of job %s; their workers are not credited",
+                left,
+                self._connection.job_id,
+            )
 
     def _load(self, optimizer: OptimizerSpec) -> None:
         meta = {
@@ -244,17 +280,16 @@ class TrainingJob:
         meta: Mapping[str, Any],
         parts: Sequence[Sequence[Mapping[str, Tensor]]],
         split: Split,
-        extra: Mapping[int, Mapping[str, Any]] | None = None,
+        layouts: Mapping[int, Layout] | None = None,
     ) -> list[Reply]:
-        counts = {
-            rank: {
-                "micro_batches": split.micro_batches[self._layout.coordinates(rank).dp],
-                **((extra or {}).get(rank, {})),
-            }
+        layouts = layouts or {}
+        wanted = _wanted(layouts)
+        extra = {
+            rank: {"micro_batches": split.micro_batches[self._layout.coordinates(rank).dp], **wanted.get(rank, {})}
             for rank in self._connection.ranks
         }
         tensors = {rank: self._inputs_of(rank, parts) for rank in self._connection.ranks}
-        return self._connection.command(command, meta, tensors, counts)
+        return self._connection.command(command, meta, tensors, extra, _most(layouts))
 
     def _inputs_of(self, rank: int, parts: Sequence[Sequence[Mapping[str, Tensor]]]) -> dict[str, Tensor]:
         """The slices of the batch that this rank's stages read, by "micro/name"."""
@@ -263,16 +298,17 @@ class TrainingJob:
         own = parts[self._layout.coordinates(rank).dp]
         return {f"{micro}/{name}": part[name] for micro, part in enumerate(own) for name in names}
 
-    def _wanted(self) -> dict[int, dict[str, Any]]:
-        """The first replica answers with tensors; the others hold the same."""
-        return {rank: {"wanted": self._layout.coordinates(rank).dp == 0} for rank in self._connection.ranks}
-
-    def _merge(self, replies: Sequence[Reply]) -> dict[str, Tensor]:
-        merged: dict[str, Tensor] = {}
-        for reply in replies:
-            for key, tensor in reply.tensors.items():
-                merged.setdefault(key.partition("/")[2], tensor)
-        return merged
+    def _layouts(self, *, gradients: bool) -> dict[int, Layout]:
+        """What each rank of the first replica has to send; the others hold the same and send nothing."""
+        return {
+            rank: {
+                f"{stage}/{spec.name}": (TORCH_DTYPES[spec.dtype], spec.shape)
+                for stage in self._stages_of(rank)
+                for spec in _weights_of(self._pieces, stage, gradients=gradients)
+            }
+            for rank in self._connection.ranks
+            if self._layout.coordinates(rank).dp == 0
+        }
 
     def _bytes(self) -> tuple[int, int]:
         stats = self._connection.stats().values()
@@ -296,27 +332,49 @@ def _bytes_per_rank(pieces: Cut, options: TrainerOptions) -> tuple[int, ...]:
     )
 
 
-def _number(value: object) -> float:
-    return float("nan") if value is None else float(value)  # type: ignore[arg-type]
+def _largest_tensor(pieces: Cut) -> int:
+    specs = [spec for stage in range(len(pieces.programs)) for spec in _weights_of(pieces, stage, gradients=False)]
+    return max((weight_bytes(spec) for spec in specs), default=0)
+
+
+def _weights_of(pieces: Cut, stage: int, *, gradients: bool) -> tuple[WeightSpec, ...]:
+    program = pieces.programs[stage]
+    if gradients:
+        return tuple(spec for spec in program.parameters if spec.requires_grad)
+    return (*program.parameters, *program.buffers)
+
+
+def _wanted(layouts: Mapping[int, Layout]) -> dict[int, dict[str, bool]]:
+    return {rank: {"wanted": True} for rank in layouts}
+
+
+def _most(layouts: Mapping[int, Layout]) -> dict[int, int]:
+    return {rank: layout_bytes(layout) for rank, layout in layouts.items()}
+
+
+def _merge(replies: Sequence[Reply], layouts: Mapping[int, Layout]) -> dict[str, Tensor]:
+    """By name in the module; of a weight that several stages hold, the first stage's."""
+    merged: dict[str, Tensor] = {}
+    for reply in replies:
+        check_tensors(reply, layouts.get(reply.rank, {}))
+        for key, tensor in reply.tensors.items():
+            merged.setdefault(key.partition("/")[2], tensor.detach())
+    return merged
 
 
 def _step_result(
-    number: int, lr: float, replies: Sequence[Reply], seconds: float, sent: int, received: int
+    number: int, lr: float, answers: Sequence[StepReply], seconds: float, sent: int, received: int
 ) -> StepResult:
-    first = replies[0].meta
-    losses = {reply.meta["loss"] for reply in replies}
-    if len(losses) > 1:
-        raise DistensorError(f"step {number}: the ranks report different losses: {sorted(map(str, losses))}")
     return StepResult(
         step=number,
-        loss=_number(first["loss"]),
-        tokens=int(first["weight"]),
-        grad_norm=_number(first["grad_norm"]),
+        loss=answers[0].loss,
+        tokens=int(answers[0].weight),
+        grad_norm=answers[0].grad_norm,
         lr=lr,
         bytes_sent=sent,
         bytes_received=received,
         seconds=seconds,
-        compute_seconds=max(float(reply.meta["compute_seconds"]) for reply in replies),
-        sync_seconds=max(float(reply.meta["sync_seconds"]) for reply in replies),
-        wait_seconds=max(float(reply.meta["wait_seconds"]) for reply in replies),
+        compute_seconds=max(answer.compute_seconds for answer in answers),
+        sync_seconds=max(answer.sync_seconds for answer in answers),
+        wait_seconds=max(answer.wait_seconds for answer in answers),
     )

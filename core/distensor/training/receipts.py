@@ -64,6 +64,8 @@ class ReceiptSender:
             batch = self._pending[:MAX_UNITS_A_CALL]
         if not batch:
             return True
+        if self._refused:
+            return False
         try:
             self._hub.report_units(batch)
         except AuthenticationError:

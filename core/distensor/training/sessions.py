@@ -6,7 +6,7 @@ import atexit
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distensor.comm import HubClient
@@ -47,8 +47,13 @@ class Session:
         """`job` is closed before the session is. Jobs that have failed are closed now: their workers are needed."""
         for failed in [known for known in self._jobs if known.failure]:
             failed.close()
-            self._jobs.remove(failed)
-        self._jobs.append(job)
+            self.detach(failed)
+        if job not in self._jobs:
+            self._jobs.append(job)
+
+    def detach(self, job: Job) -> None:
+        """Forget a job that has ended."""
+        self._jobs = [known for known in self._jobs if known is not job]
 
     @property
     def closed(self) -> bool:
@@ -58,11 +63,13 @@ class Session:
         if self._closed:
             return
         self._closed = True
-        for job in self._jobs:
-            job.close()
-        self.client.close()
-        if self.cluster is not None:
-            self.cluster.close()
+        with ExitStack() as closing:  # last in, first out; what fails to close keeps none of the others open
+            if self.cluster is not None:
+                closing.callback(self.cluster.close)
+            closing.callback(self.client.close)
+            for job in self._jobs:
+                closing.callback(job.close)
+            self._jobs = []
 
 
 _lock = threading.Lock()

@@ -13,13 +13,11 @@ from distensor.core.errors import (
     BatchError,
     ConfigError,
     DivergedError,
-    JobError,
     JobFailedError,
-    ProgramRejectedError,
-    TransportError,
+    UserError,
 )
 from distensor.core.ids import is_valid_name
-from distensor.optim import OptimizerSpec
+from distensor.optim import OptimizerSpec, check_optimizer
 from distensor.training.job import TrainingJob
 from distensor.training.options import TrainerOptions
 from distensor.training.results import History, Parity, StepResult
@@ -106,11 +104,13 @@ class Trainer:
         self.parallel = parallel
         self.name = name
         self._optimizer = OptimizerSpec(name=optimizer, lr=lr, options=dict(optimizer_options or {}))
+        check_optimizer(self._optimizer)
         self._loss = loss
         self._loss_weight = loss_weight
         self._lr_schedule = lr_schedule if callable(lr_schedule) else None
         self._progress = sys.stderr.isatty() if progress is None else progress
         self._session = session
+        self._attached: Session | None = None
         self._job: TrainingJob | None = None
         self._step = 0
         self._ended = False
@@ -145,8 +145,13 @@ class Trainer:
 
         Raises:
             BatchError: the data holds no batch, or one that cannot be cut.
-            WorkerLostError, WorkerFailedError: a rank ended; the steps before it are in the error's history.
+            WorkerLostError, WorkerFailedError: a rank ended; `on_step` has been called with every step before it.
         """
+        _check_counts(epochs, max_steps)
+        if epochs > 1 and iter(data) is data:
+            raise BatchError(
+                f"fit(epochs={epochs}): {type(data).__name__} can be iterated once; give a list or a loader"
+            )
         history = History()
         total = _total_steps(data, epochs, max_steps)
         with _progress_bar(self.name, total, shown=self._progress) as bar:
@@ -156,8 +161,6 @@ class Trainer:
                 bar.update(result)
                 if on_step is not None:
                     on_step(result)
-        if not history.steps:
-            raise BatchError("fit: the data holds no batch; a generator that is used up cannot be iterated again")
         self.pull()
         return history
 
@@ -175,8 +178,10 @@ class Trainer:
         rate = self._rate(self._step + 1)
         number = self._step + 1
         with self._noting_failure():
-            result, commits = job.step(number, batch, rate, total_steps)
-        if not all(commits):
+            result, committed = job.step(number, batch, rate, total_steps)
+        if result.tokens == 0:
+            raise BatchError(f"step {number}: the batch holds no element to take a loss over; nothing was updated")
+        if not committed:
             raise DivergedError(
                 f"step {number}: the loss is {result.loss} and the gradient norm {result.grad_norm}; "
                 "no rank has applied the update"
@@ -247,7 +252,8 @@ class Trainer:
 
         load_weights(path, self.model.module)
         if self._job is not None:
-            self._job.push()
+            with self._noting_failure():
+                self._job.push()
 
     def _ready(self, batch: Any) -> TrainingJob:
         if self._ended or self._failure:
@@ -256,6 +262,7 @@ class Trainer:
         if self._job is None:
             session = self._session or current_session()
             session.attach(self)
+            self._attached = session
             self._job = TrainingJob.start(
                 session=session,
                 name=self.name,
@@ -273,11 +280,13 @@ class Trainer:
         """After an error of the job itself, this trainer has ended; after one of the user's batch it has not."""
         try:
             yield
-        except (JobError, TransportError, ProgramRejectedError) as error:
-            self._failure = f"{type(error).__name__}: {error}"
+        except UserError:
             raise
         except KeyboardInterrupt:
             self._failure = "interrupted in the middle of a command"
+            raise
+        except BaseException as error:  # whatever it was, the ranks may be in the middle of a command
+            self._failure = f"{type(error).__name__}: {error}"
             raise
 
     @property
@@ -293,6 +302,8 @@ class Trainer:
         reason = self._failure or failed
         if self._job is not None:
             self._job.end(JobState.FAILED if reason else JobState.FINISHED, reason)
+        if self._attached is not None:
+            self._attached.detach(self)
 
     def __enter__(self) -> Trainer:
         return self
@@ -311,16 +322,27 @@ def _total_steps(data: Iterable[Any], epochs: int, max_steps: int | None) -> int
     return max_steps if total is None else min(max_steps, total)
 
 
+def _check_counts(epochs: object, max_steps: object) -> None:
+    for keyword, value in (("epochs", epochs), ("max_steps", 1 if max_steps is None else max_steps)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"fit({keyword}={value!r}): expected an integer of at least 1")
+
+
 def _batches(data: Iterable[Any], epochs: int, max_steps: int | None) -> Iterable[Any]:
-    if not isinstance(epochs, int) or epochs < 1:
-        raise ConfigError(f"fit(epochs={epochs!r}): expected an integer of at least 1")
+    """Takes no more of `data` than it gives."""
     done = 0
-    for _ in range(epochs):
+    for epoch in range(1, epochs + 1):
+        before = done
         for batch in data:
-            if max_steps is not None and done >= max_steps:
-                return
             yield batch
             done += 1
+            if done == max_steps:
+                return
+        if done == before:
+            raise BatchError(
+                f"fit: epoch {epoch} of {epochs} holds no batch; data that is used up after one pass, as a generator "
+                "is, cannot be iterated again"
+            )
 
 
 def _progress_bar(name: str, total: int | None, *, shown: bool) -> Any:

@@ -40,7 +40,6 @@ class ReplyCode(StrEnum):
     OK = "ok"
     REFUSED_PROGRAM = "refused_program"
     PEER_LOST = "peer_lost"
-    DIVERGED = "diverged"
     OUT_OF_MEMORY = "out_of_memory"
     ERROR = "error"
 
@@ -62,29 +61,48 @@ def send_named(
 
 
 def receive_named(
-    plane: DataPlane, peer: int, channel: Channel, sequence: int, timeout: float | None
+    plane: DataPlane, peer: int, channel: Channel, sequence: int, timeout: float | None, *, most: int | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Receive what `send_named` sent.
+    """Receive what `send_named` sent. All parts together hold at most `most` bytes of tensors (None: no limit).
 
     Raises:
         PeerLostError, TransportTimeoutError, FrameError: as the plane does; also for parts that do not fit together.
     """
     first = plane.recv(peer, Tag(channel=channel, step=sequence), timeout)
-    return finish_named(plane, peer, channel, sequence, first, timeout)
+    return finish_named(plane, peer, channel, sequence, first, timeout, most=most)
 
 
 def finish_named(
-    plane: DataPlane, peer: int, channel: Channel, sequence: int, first: Message, timeout: float | None
+    plane: DataPlane,
+    peer: int,
+    channel: Channel,
+    sequence: int,
+    first: Message,
+    timeout: float | None,
+    *,
+    most: int | None = None,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Like `receive_named`, where the first part is there already."""
     head, tensors = decode_named(first)
     parts = head.get("parts")
     if not isinstance(parts, int) or not 1 <= parts <= MAX_PARTS or not isinstance(head.get("meta"), dict):
         raise FrameError(f"message {sequence} of peer {peer} has a header without parts and meta: {str(head)[:200]}")
+    size = len(first.body)
     for index in range(1, parts):
-        _, more = decode_named(plane.recv(peer, Tag(channel=channel, step=sequence, micro=index), timeout))
+        _check_size(peer, size, most)
+        part = plane.recv(peer, Tag(channel=channel, step=sequence, micro=index), timeout)
+        _, more = decode_named(part)
+        if not more or not more.keys().isdisjoint(tensors):
+            raise FrameError(f"part {index} of message {sequence} of peer {peer} is empty, or repeats a name")
         tensors.update(more)
+        size += len(part.body)
+    _check_size(peer, size, most)
     return head["meta"], tensors
+
+
+def _check_size(peer: int, size: int, most: int | None) -> None:
+    if most is not None and size > most:
+        raise FrameError(f"peer {peer} sent {size} bytes of tensors; expected at most {most}")
 
 
 def _split(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:

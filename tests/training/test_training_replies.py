@@ -1,0 +1,146 @@
+"""A worker's answers: right ones are read, and a lie of any kind is an error that names the worker."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from distensor.core.errors import WorkerFailedError
+from distensor.training.replies import (
+    LinkBytes,
+    LossReply,
+    Reply,
+    agreed,
+    check_tensors,
+    layout_bytes,
+    read_loss,
+    read_step,
+)
+from distensor.transport.tensors import encode
+
+GOOD: dict[str, Any] = {
+    "loss": 1.5,
+    "weight": 8.0,
+    "grad_norm": 0.25,
+    "committed": True,
+    "compute_seconds": 0.1,
+    "sync_seconds": 0,
+    "wait_seconds": 0.0,
+    "links": [{"peer": -1, "sent": 10, "received": 3}, {"peer": 0, "sent": 0, "received": 0}],
+}
+RANKS = range(2)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def reply(meta: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None, rank: int = 1) -> Reply:
+    return Reply(rank=rank, who=f"rank {rank} on node 'bolt'", meta=meta, tensors=tensors or {})
+
+
+def test_a_step_is_read() -> None:
+    answer = read_step(reply(GOOD), RANKS)
+    assert (answer.loss, answer.weight, answer.grad_norm, answer.committed) == (1.5, 8.0, 0.25, True)
+    assert answer.links == (LinkBytes(peer=-1, sent=10), LinkBytes(peer=0, sent=0))
+
+
+def test_null_is_not_a_number_and_never_an_update() -> None:
+    answer = read_step(reply({**GOOD, "loss": None, "grad_norm": None, "committed": False}), RANKS)
+    assert math.isnan(answer.loss)
+    assert math.isnan(answer.grad_norm)
+    assert not answer.committed
+
+
+@pytest.mark.parametrize("change", [{"loss": None}, {"grad_norm": None}, {"weight": 0}], ids=str)
+def test_an_update_without_numbers_is_a_lie(change: dict[str, Any]) -> None:
+    with pytest.raises(WorkerFailedError, match=r"rank 1 on node 'bolt' says that it has applied"):
+        read_step(reply({**GOOD, **change}), RANKS)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("loss", "1.5"), ("loss", float("nan")), ("loss", float("inf")), ("loss", True), ("loss", [1.5]), ("loss", 0),
+        ("weight", -1.0), ("weight", float("nan")), ("weight", None), ("weight", 1e300), ("weight", 10**400),
+        ("grad_norm", {}), ("committed", 1), ("committed", None), ("compute_seconds", "0"),
+        ("sync_seconds", -0.1), ("wait_seconds", float("inf")),
+        ("links", None), ("links", {}), ("links", [3]), ("links", [{}]), ("links", [{"peer": 7, "sent": 1}]),
+        ("links", [{"peer": 1, "sent": 1}]), ("links", [{"peer": -1, "sent": -1}]),
+        ("links", [{"peer": -1, "sent": 1.5}]), ("links", [{"peer": [], "sent": 1}]),
+        ("links", [{"peer": True, "sent": 1}]), ("links", [{"peer": -1, "sent": 1}] * 3),
+    ],
+)  # fmt: skip
+def test_a_wrong_field_names_worker_and_field(key: str, value: Any) -> None:
+    with pytest.raises(WorkerFailedError, match=rf"rank 1 on node 'bolt' answered {key}="):
+        read_step(reply({**GOOD, key: value}), RANKS)
+
+
+@pytest.mark.parametrize("key", sorted(GOOD))
+def test_a_missing_field_is_an_error(key: str) -> None:
+    with pytest.raises(WorkerFailedError, match=key):
+        read_step(reply({name: value for name, value in GOOD.items() if name != key}), RANKS)
+
+
+@given(st.sampled_from(sorted(GOOD)), JSON)
+def test_no_answer_crashes_the_trainer(key: str, value: Any) -> None:
+    try:
+        answer = read_step(reply({**GOOD, key: value}), RANKS)
+    except WorkerFailedError:
+        return
+    assert math.isfinite(answer.weight)
+    assert not answer.committed or math.isfinite(answer.loss)
+
+
+def test_a_loss_is_read() -> None:
+    assert read_loss(reply({"loss": 2.5, "weight": 3})) == LossReply(loss=2.5, weight=3.0)
+    with pytest.raises(WorkerFailedError, match="loss"):
+        read_loss(reply({"weight": 3}))
+
+
+def test_ranks_agree_or_the_odd_one_is_named() -> None:
+    replies = [reply({}, rank=0), reply({}, rank=1)]
+    assert agreed(replies, "loss", [1.5, 1.5]) == 1.5
+    assert math.isnan(agreed(replies, "loss", [math.nan, math.nan]))
+    with pytest.raises(WorkerFailedError, match=r"rank 1 .* reports loss 1\.6.*rank 0 .* 1\.5"):
+        agreed(replies, "loss", [1.5, 1.6])
+    with pytest.raises(WorkerFailedError, match="committed"):
+        agreed(replies, "committed", [True, False])
+
+
+LAYOUT = {"0/a": (torch.float32, (2, 3)), "0/b": (torch.int64, ())}
+TENSORS = {"0/a": torch.zeros(2, 3), "0/b": torch.tensor(1)}
+
+
+def test_the_declared_tensors_are_taken() -> None:
+    check_tensors(reply({}, TENSORS), LAYOUT)
+    check_tensors(reply({}), {})
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"0/a": torch.zeros(1, 3)}, r"'0/a' as torch.float32 \(1, 3\)"),
+        ({"0/a": torch.zeros(2, 3, dtype=torch.float64)}, "float64"),
+        ({"0/a": torch.zeros(())}, r"\(\)"),
+        ({"9/z": torch.zeros(1)}, "sent .*9/z"),
+        ({"0/a": None}, "left out .*0/a"),
+    ],
+)
+def test_other_tensors_name_the_worker(change: dict[str, Tensor | None], says: str) -> None:
+    sent = {name: tensor for name, tensor in {**TENSORS, **change}.items() if tensor is not None}
+    with pytest.raises(WorkerFailedError, match=f"rank 1 on node 'bolt' .*{says}"):
+        check_tensors(reply({}, sent), LAYOUT)
+
+
+def test_the_most_bytes_hold_what_is_really_sent() -> None:
+    _, buffers = encode(list(TENSORS.values()))
+    assert sum(map(len, buffers)) <= layout_bytes(LAYOUT)
