@@ -116,3 +116,9 @@ def test_a_damaged_file_is_refused_or_harmless(
             }
     finally:
         path.write_bytes(good)
+
+
+def test_a_folder_that_cannot_be_written_is_named(pieces: Cut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "mkdir", lambda *_, **__: None)  # as if somebody had removed the folder again
+    with pytest.raises(StoreError, match="nowhere"):
+        save_stage(tmp_path / "nowhere", pieces.programs[0], pieces.weights(0))

@@ -21,10 +21,12 @@ class Hub:
     def __init__(self, away: int = 0, refuses: bool = False) -> None:
         self.away = away
         self.refuses = refuses
+        self.calls = 0
         self.taken: list[Unit] = []
         self.called = threading.Event()
 
     def report_units(self, units: Sequence[Unit]) -> None:
+        self.calls += 1
         self.called.set()
         if self.refuses:
             raise AuthenticationError("token revoked")
@@ -63,3 +65,13 @@ def test_a_refused_token_is_not_tried_again_and_again() -> None:
     sender.add([unit(1)])
     assert sender.close(timeout=60) == 1
     assert not hub.taken
+
+
+def test_a_refused_token_is_not_tried_while_the_job_goes_on_either() -> None:
+    hub = Hub(refuses=True)
+    sender = ReceiptSender(hub, SYSTEM_CLOCK)
+    sender.add([unit(1)])
+    assert hub.called.wait(20)
+    sender.add([unit(2)])
+    assert sender.close(timeout=60) == 2
+    assert hub.calls == 1

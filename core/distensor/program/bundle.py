@@ -30,6 +30,7 @@ def save_stage(folder: Path, program: StageProgram, weights: Mapping[str, Tensor
     Raises:
         StoreError: the files cannot be written.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     digest = program.digest()
@@ -41,7 +42,7 @@ def save_stage(folder: Path, program: StageProgram, weights: Mapping[str, Tensor
         partial.replace(target)
         partial.write_bytes(program.to_json())
         partial.replace(folder / f"{digest}.json")
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         partial.unlink(missing_ok=True)
         raise StoreError(f"stage {digest} cannot be written to {folder}: {error}") from error
     return digest

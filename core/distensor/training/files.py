@@ -19,6 +19,7 @@ def save_weights(path: str | Path, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         StoreError: the file cannot be written.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     target = Path(path)
@@ -28,7 +29,7 @@ def save_weights(path: str | Path, tensors: Mapping[str, Tensor]) -> None:
         with partial.open("rb") as stream:
             os.fsync(stream.fileno())
         partial.replace(target)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         partial.unlink(missing_ok=True)
         raise StoreError(f"weights cannot be written to {target}: {error}") from error
 

@@ -1,0 +1,175 @@
+"""One rank's engine without a cluster: plans that do not fit are refused, steps are applied or not."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from node_kit import Chain, batch_of, pieces_of, planes_of
+
+from distensor.core import SYSTEM_CLOCK, DeviceId, Epoch, JobId, ParallelConfig, Rank
+from distensor.core.control import DeviceKind
+from distensor.core.errors import ProgramRejectedError
+from distensor.core.schedules import Schedule
+from distensor.node.engine import ShardEngine, StepReport
+from distensor.node.ipc import Emitter, WorkerAssignment
+from distensor.node.orders import JobPlan, StepOrder, TiedWeight
+from distensor.node.progress import ProgressReporter
+from distensor.optim import OptimizerSpec
+from distensor.program import Cut
+from distensor.testing.clock import FakeClock
+
+PLAN = JobPlan(
+    schedule=Schedule.GPIPE,
+    stages=2,
+    optimizer=OptimizerSpec(name="sgd", lr=0.1),
+    clip_norm=None,
+    seed=0,
+    tied=(TiedWeight(holders=((0, "embed.weight"), (1, "embed.weight"))),),
+)
+ASSIGNMENT = WorkerAssignment(
+    job_id=JobId("j_0123456789abcdef"),
+    job_name="test",
+    epoch=Epoch(1),
+    rank=Rank(0),
+    parallel=ParallelConfig(),
+    device_kind=DeviceKind.CPU,
+    device_id=DeviceId("cpu"),
+    listen_host="127.0.0.1",
+    memory_limit=1 << 30,
+    threads=1,
+)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[ShardEngine]:
+    """One rank that holds both stages; two planes only because a mesh of one has nobody to meet."""
+    with planes_of(2) as planes:
+        yield ShardEngine(assignment=ASSIGNMENT, plane=planes[0], device=torch.device("cpu"), clock=SYSTEM_CLOCK)
+
+
+@pytest.fixture
+def module() -> Chain:
+    return Chain()
+
+
+def load(engine: ShardEngine, pieces: Cut, **changes: Any) -> None:
+    programs = {stage: program.to_json() for stage, program in enumerate(pieces.programs)}
+    weights = {stage: pieces.weights(stage) for stage in programs}
+    engine.load(dataclasses.replace(PLAN, **changes), programs, weights)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.01])
+def test_a_step_is_torchs_step(engine: ShardEngine, module: Chain, clip_norm: float | None) -> None:
+    load(engine, pieces_of(module, 2), clip_norm=clip_norm)
+    batches = [batch_of(2), batch_of(3, ignored=1)]
+    weights = [int((batch["labels"] != -100).sum()) for batch in batches]
+    report = engine.step(1, batches, 0.5)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    loss = torch.stack([w * module(**batch) for w, batch in zip(weights, batches, strict=True)]).sum() / sum(weights)
+    loss.backward()  # type: ignore[no-untyped-call]
+    norm = torch.nn.utils.clip_grad_norm_(module.parameters(), math.inf if clip_norm is None else clip_norm)
+    optimizer.step()
+    assert report.committed
+    assert report.loss == pytest.approx(loss.item(), rel=1e-6)
+    assert report.grad_norm == pytest.approx(norm.item(), rel=1e-5)
+    state = engine.state()
+    for name, parameter in module.named_parameters():
+        found = state.get(f"0/{name}", state.get(f"1/{name}"))
+        assert found is not None
+        torch.testing.assert_close(found, parameter.detach(), rtol=1e-5, atol=1e-7)
+    assert torch.equal(state["0/embed.weight"], state["1/embed.weight"]), "copies of a tied weight stay equal"
+
+
+def test_a_batch_without_an_element_updates_nothing(engine: ShardEngine, module: Chain) -> None:
+    load(engine, pieces_of(module, 2))
+    before = {name: tensor.clone() for name, tensor in engine.state().items()}
+    report = engine.step(2, [batch_of(2, ignored=5)], 0.5)
+    assert not report.committed
+    assert math.isnan(report.loss)
+    assert report.weight == 0
+    assert all(torch.equal(before[name], tensor) for name, tensor in engine.state().items())
+
+
+def test_gradients_and_evaluation_update_nothing(engine: ShardEngine, module: Chain) -> None:
+    load(engine, pieces_of(module, 2))
+    before = {name: tensor.clone() for name, tensor in engine.state().items()}
+    report, gradients = engine.gradients(3, [batch_of(2)])
+    loss, weight = engine.evaluate(4, [batch_of(2)])
+    assert loss == pytest.approx(report.loss, rel=1e-6)
+    assert weight == report.weight == 10
+    assert not report.committed
+    assert any(gradient.any() for gradient in gradients.values())
+    assert all(torch.equal(before[name], tensor) for name, tensor in engine.state().items())
+
+
+def test_weights_are_replaced_or_refused(engine: ShardEngine, module: Chain) -> None:
+    load(engine, pieces_of(module, 2))
+    engine.replace({"0/embed.weight": torch.ones(11, 6)})
+    assert torch.equal(engine.state()["0/embed.weight"], torch.ones(11, 6))
+    for name, tensor in (("0/nothing", torch.ones(1)), ("0/embed.weight", torch.ones(1, 6))):
+        with pytest.raises(ProgramRejectedError, match=name):
+            engine.replace({name: tensor})
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"stages": 1}, "given stages"),
+        ({"stages": 1 << 50}, "given stages"),
+        ({"stages": 0}, "0 stages"),
+        ({"tied": (TiedWeight(holders=((0, "nothing"), (1, "head.weight"))),)}, "stage 0 holds no such"),
+        ({"tied": (TiedWeight(holders=((0, "embed.weight"), (9, "head.weight"))),)}, "stage 9 holds no such"),
+        ({"tied": (TiedWeight(holders=((0, "embed.weight"), (0, "layers.0.weight"))),)}, "differ in shape"),
+        ({"optimizer": OptimizerSpec(name="sgd", lr=0.1, options={"nesterov": True})}, "nesterov|Nesterov"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused_and_nothing_stays(
+    engine: ShardEngine, module: Chain, changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ProgramRejectedError, match=says):
+        load(engine, pieces_of(module, 2), **changes)
+
+
+def test_stages_of_another_rank_are_refused(engine: ShardEngine, module: Chain) -> None:
+    pieces = pieces_of(module, 2)
+    with pytest.raises(ProgramRejectedError, match=r"given stages \[1\]"):
+        engine.load(PLAN, {1: pieces.programs[1].to_json()}, {1: pieces.weights(1)})
+
+
+REPORT = StepReport(
+    loss=1.5, weight=4.0, grad_norm=1.0, compute_seconds=0.1, sync_seconds=0.2, wait_seconds=0.3, committed=True
+)
+
+
+class TestProgress:
+    """At most two lines a second, and the last step at once."""
+
+    def lines(self, stream: io.StringIO) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+    def test_steps_are_thinned_out_and_the_last_is_sent(self) -> None:
+        stream, clock = io.StringIO(), FakeClock()
+        progress = ProgressReporter(emitter=Emitter(stream), clock=clock)
+        for step in range(1, 11):
+            progress.step(StepOrder(step=step, lr=0.1, total_steps=10, tokens_per_second=7.0), REPORT)
+            clock.advance(0.1)
+        assert [line["step"] for line in self.lines(stream)] == [1, 6, 10]
+
+    def test_a_line_holds_the_figures(self) -> None:
+        stream = io.StringIO()
+        progress = ProgressReporter(emitter=Emitter(stream), clock=FakeClock())
+        progress.loading()
+        progress.loaded([0, 2])
+        progress.step(StepOrder(step=1, lr=0.1, total_steps=1, tokens_per_second=None), REPORT)
+        loading, loaded, step = self.lines(stream)
+        assert (loading["state"], loaded["state"], step["state"]) == ("loading", "waiting", "training")
+        assert loaded["stages"] == [0, 2]
+        assert (step["loss"], step["tokens_per_second"], step["wait_s"], step["links"]) == (1.5, None, 0.3, [])
+        assert step["rss"] > 0
