@@ -15,6 +15,7 @@ from distensor.demo.model import ModelConfig, TinyLlama
 from distensor.demo.report import Report
 from distensor.nn import DistributedModel, StageMapping
 from distensor.training import Trainer
+from distensor.training.parity import relative_difference, relative_loss_difference
 from distensor.training.results import History, StepResult
 
 if TYPE_CHECKING:
@@ -149,12 +150,9 @@ def compare(mesh: MeshRun, reference: nn.Module, losses: list[float], seconds: f
         loss_first=mesh.history.losses[0],
         loss_last=mesh.history.losses[-1],
         loss_difference=max(
-            abs(ours - theirs) / abs(theirs) for ours, theirs in zip(mesh.history.losses, losses, strict=True)
+            relative_loss_difference(ours, theirs) for ours, theirs in zip(mesh.history.losses, losses, strict=True)
         ),
-        weight_difference=max(
-            float((mesh.weights[name] - p.detach()).norm() / p.detach().norm())
-            for name, p in reference.named_parameters()
-        ),
+        weight_difference=max(relative_difference(mesh.weights[name], p) for name, p in reference.named_parameters()),
         tokens_per_second=tokens / mesh.history.seconds,
         tokens_per_second_one_process=tokens / seconds,
         bytes_per_link=mesh.bytes_per_link,

@@ -43,7 +43,7 @@ def compare(
     return Parity(
         loss=mesh_loss,
         reference_loss=float(value.detach()),
-        loss_difference=_relative(mesh_loss, float(value.detach())),
+        loss_difference=relative_loss_difference(mesh_loss, float(value.detach())),
         gradient_difference=_ratio(math.hypot(*apart.values()), math.hypot(*norms.values())),
         gradient_differences={name: _ratio(apart[name], max(norms[name], floor)) for name in expected},
     )
@@ -59,10 +59,12 @@ def _norm(tensor: Tensor) -> float:
 
 
 def _ratio(difference: float, scale: float) -> float:
+    """Infinite, never NaN, where one of the two is no number: NaN loses every comparison and would pass for equal."""
     if difference == 0.0:
         return 0.0
-    return difference / scale if scale > 0 else math.inf
+    ratio = difference / scale if scale > 0 else math.inf
+    return math.inf if math.isnan(ratio) else ratio
 
 
-def _relative(ours: float, reference: float) -> float:
-    return abs(ours - reference) / abs(reference) if reference else abs(ours - reference)
+def relative_loss_difference(ours: float, reference: float) -> float:
+    return _ratio(abs(ours - reference), abs(reference) or 1.0)
