@@ -54,7 +54,7 @@ def test_a_module_without_a_loss_is_named(mesh: Session) -> None:
         trainer.step(models.points(1)[0][0])
 
 
-def test_an_output_that_changes_its_dtype_later_is_refused(mesh: Session) -> None:
+def test_a_batch_that_changes_its_dtype_or_form_is_refused(mesh: Session) -> None:
     module = models.MLP()
     with Trainer(DistributedModel(module), parallel=ParallelConfig(), loss=models.classify, session=mesh) as trainer:
         trainer.step(models.points(1)[0])

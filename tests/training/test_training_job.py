@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from distensor.core import SYSTEM_CLOCK, Epoch, JobId, ParallelConfig
-from distensor.core.errors import WorkerFailedError
+from distensor.core.errors import CaptureError, WorkerFailedError
 from distensor.nn import DistributedModel
 from distensor.program import capture, cut
 from distensor.training.job import TrainingJob
@@ -184,3 +184,10 @@ def test_a_loss_that_two_ranks_see_differently_is_none(job: TrainingJob, connect
     connection.meta[1]["loss"] = 1.4
     with pytest.raises(WorkerFailedError, match="rank 1"):
         job.evaluate(BATCH)
+
+
+def test_a_parameter_that_changed_its_dtype_is_named(job: TrainingJob, connection: Connection) -> None:
+    job._model.module.double()
+    with pytest.raises(CaptureError, match=r"'layer\.weight' is torch\.float64 .* was float32"):
+        job.push()
+    assert not connection.asked, "nothing was sent"
