@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import tui_fake as fake
 from test_tui_cli import ServerThread
@@ -41,6 +42,14 @@ def terminal(path: Path) -> Iterator[Open]:
     yield start
     for each in opened:
         each.close()
+
+
+def test_it_is_light(server: fake.FakeSupervisor, terminal: Open) -> None:
+    """The bar is 60 MiB, with live data on the screen."""
+    shown = terminal()
+    shown.until_shown("EARNING")
+    resident = psutil.Process(shown.process.pid).memory_info().rss / (1 << 20)
+    assert resident <= 60, f"{resident:.1f} MiB"
 
 
 def test_q_quits_soon_and_restores(server: fake.FakeSupervisor, terminal: Open) -> None:
