@@ -141,7 +141,10 @@ async def _supervise(settings: Settings, token: str | None, arguments: argparse.
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.stop_by_signal, number.name)
-    loop.add_signal_handler(signal.SIGHUP, supervisor.reload)
+    if os.isatty(0):  # somebody's window was closed: nobody would see or stop us any more
+        loop.add_signal_handler(signal.SIGHUP, supervisor.stop_by_signal, "SIGHUP")
+    else:
+        loop.add_signal_handler(signal.SIGHUP, supervisor.reload)
     if arguments.exit_with_stdin:
         _watch_stdin(lambda: loop.call_soon_threadsafe(supervisor.stop, StopMode.NOW, "standard input ended"))
     await supervisor.run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -15,13 +16,14 @@ from torch import nn
 from distensor.core import ParallelConfig
 from distensor.core.errors import (
     BatchError,
+    ConfigError,
     DivergedError,
     JobFailedError,
     PlacementError,
     UnsupportedOptionError,
 )
 from distensor.nn import DistributedModel, StageMapping
-from distensor.training import Session, Trainer
+from distensor.training import Session, StepResult, Trainer
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 ADAMW = partial(torch.optim.AdamW, lr=1e-2, eps=1e-6)
@@ -275,3 +277,47 @@ def test_weights_are_saved_and_loaded(mesh: Session, tmp_path: Any) -> None:
 def test_options_that_are_not_built_are_refused_before_anything_starts(mesh: Session) -> None:
     with pytest.raises(UnsupportedOptionError, match="tensor_parallel=2"):
         trainer_for(mesh, models.MLP(), None, ParallelConfig(tensor_parallel=2), loss=models.classify)
+
+
+class Dropping(models.MLP):
+    """The same with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.drop(inputs))
+
+
+def test_parity_of_a_model_with_dropout_says_why_it_cannot_be(mesh: Session) -> None:
+    (batch,) = models.points(1)
+    with trainer_for(mesh, Dropping(), None, ParallelConfig(), loss=models.classify) as trainer:
+        with pytest.raises(ConfigError, match=r"drop draws random numbers"):
+            trainer.check_parity(batch)
+        assert trainer.step(batch).step == 1
+    silent = Dropping()
+    silent.drop.p = 0.0
+    with trainer_for(mesh, silent, None, ParallelConfig(), loss=models.classify) as trainer:
+        assert trainer.check_parity(batch).max_relative_difference <= 1e-6
+
+
+def test_a_second_thread_is_told_that_the_trainer_is_in_use(mesh: Session) -> None:
+    (batch,) = models.points(1)
+    told: list[BaseException] = []
+
+    def intrude(_: StepResult) -> None:
+        def use() -> None:
+            try:
+                trainer.state_dict()
+            except ConfigError as error:
+                told.append(error)
+
+        thread = threading.Thread(target=use)
+        with trainer._exclusive():
+            thread.start()
+            thread.join()
+
+    with trainer_for(mesh, models.MLP(), None, ParallelConfig(), loss=models.classify) as trainer:
+        trainer.fit([batch], on_step=intrude)
+    assert "another thread" in str(told[0])

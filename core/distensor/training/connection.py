@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 
     from distensor.comm import HubClient
 
+OWN_WORDS_SECONDS = 0.3
+"""How long to look for a worker's own report once it is known to be gone: what it sent has arrived by then."""
+
 EXIT_REASON_SECONDS = 5.0
 """How long a lost worker's supervisor gets to say why it died, before the error goes out without the reason."""
 
@@ -263,8 +266,14 @@ class JobConnection:
             case _:
                 return WorkerFailedError(message)
 
-    def _lost(self, error: PeerLostError) -> WorkerLostError:
-        """Name the worker that is gone, with the reason that its supervisor gave the hub."""
+    def _lost(self, error: PeerLostError) -> DistensorError:
+        """Name the worker that is gone, with the reason that its supervisor gave the hub.
+
+        A worker that said itself what went wrong comes first: its leaving is only the consequence.
+        """
+        said = self._own_words(error.rank)
+        if said is not None:
+            return said
 
         def ended(update: JobUpdate) -> bool:
             return self._exit_of(update, error.rank) is not None
@@ -282,6 +291,16 @@ class JobConnection:
             f"job {self.topology.job_name!r} lost {self.who(rank)}: {why}. "
             "This version cannot replace a worker in a running job; start the job again"
         )
+
+    def _own_words(self, rank: int) -> DistensorError | None:
+        """The error that the lost worker reported and that is still unread, because others noticed its end before."""
+        tag = Tag(channel=Channel.REPLY, step=self._sequence - 1)
+        with contextlib.suppress(TransportError):
+            first = self._plane.recv(rank, tag, OWN_WORDS_SECONDS)
+            meta, _ = finish_named(self._plane, rank, Channel.REPLY, tag.step, first, OWN_WORDS_SECONDS, most=0)
+            if meta.get("code") not in (ReplyCode.OK, ReplyCode.PEER_LOST):
+                return self._failure(rank, meta)
+        return None
 
     def _exit_of(self, update: JobUpdate, rank: int) -> WorkerChange | None:
         """What is said of `rank`, or of another rank of this job: the loss of one may reach us through another."""

@@ -178,6 +178,13 @@ class TrainingJob:
         self._micro_batches_done += sum(unit.micro_batches for unit in done)
         self._receipts.add(done)
 
+    @property
+    def drawing_modules(self) -> tuple[str, ...]:
+        """Modules whose training forward draws random numbers, dropout above all."""
+        nodes = [node for program in self._pieces.programs for node in program.nodes if node.site is not None]
+        drawing = [node.module for node in nodes if node.args.get("p", node.args.get("dropout_p", 1)) != 0]
+        return tuple(dict.fromkeys(drawing))
+
     def evaluate(self, batch: Any) -> tuple[float, float]:
         """(mean loss, number of real elements); the loss is NaN where there is no real element."""
         parts, split = self._split(batch)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import queue
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -19,6 +21,9 @@ from typing import IO, Any
 from distensor.core import Clock
 from distensor.core.errors import SessionError
 
+PREFIX = "distensor-"
+LOCK = "lock"
+YOUNG_SECONDS = 60.0
 START_SECONDS = 60.0
 STOP_SECONDS = 15.0
 LOG_TAIL = 2000
@@ -128,7 +133,7 @@ class LocalCluster:
         self._children: list[Child] = []
         self.nodes: list[LocalNode] = []
         # Short on purpose: the path of a Unix socket has about 100 bytes.
-        self.folder = Path(tempfile.mkdtemp(prefix="distensor-"))
+        self.folder, self._lock = make_folder(clock)
         try:
             self._start_hub(nodes)
             names = names or [f"local-{index + 1}" for index in range(nodes)]
@@ -176,6 +181,7 @@ class LocalCluster:
         self._stop([child for child in self._children if child not in nodes])
         self._children.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._lock.close()
 
     @staticmethod
     def _stop(children: Sequence[Child]) -> None:
@@ -183,6 +189,38 @@ class LocalCluster:
         for action in actions:
             for child in children:
                 action(child)
+
+
+def make_folder(clock: Clock, parent: Path | None = None) -> tuple[Path, IO[bytes]]:
+    """A new folder for a session, and its lock, held until it is closed or this process ends, however it ends.
+
+    Folders of sessions whose process was killed go away here: they hold an authority's key and tokens.
+    """
+    parent = parent or Path(tempfile.gettempdir())
+    for old in parent.glob(f"{PREFIX}*"):
+        if _is_left_over(old, clock):
+            shutil.rmtree(old, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    lock = (folder / LOCK).open("wb")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return folder, lock
+
+
+def _is_left_over(folder: Path, clock: Clock) -> bool:
+    """Ours, not brand-new (its owner may not have locked it yet), and nobody holds its lock."""
+    try:
+        about = folder.lstat()
+        if (
+            not stat.S_ISDIR(about.st_mode)
+            or about.st_uid != os.getuid()
+            or clock.now() - about.st_mtime < YOUNG_SECONDS
+        ):
+            return False
+        with (folder / LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _plain_env() -> dict[str, str]:

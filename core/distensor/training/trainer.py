@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -115,6 +116,7 @@ class Trainer:
         self._step = 0
         self._ended = False
         self._failure = ""
+        self._using = threading.RLock()
         self.lr = lr
 
     @property
@@ -214,11 +216,20 @@ class Trainer:
             return job.gradients(batch)[1]
 
     def check_parity(self, batch: Any) -> Parity:
-        """Run `batch` on the mesh and in this process, with the same weights, and compare loss and gradients."""
+        """Run `batch` on the mesh and in this process, with the same weights, and compare loss and gradients.
+
+        Raises:
+            ConfigError: the model draws random numbers (dropout), so two runs differ whatever the mesh does.
+        """
         from distensor.training.parity import compare
 
         self.pull()
         job = self._ready(batch)
+        if job.drawing_modules:
+            raise ConfigError(
+                f"check_parity: {', '.join(job.drawing_modules[:5])} draws random numbers in training, so no two runs "
+                "are equal; set its dropout to 0 for the check"
+            )
         with self._noting_failure():
             loss, gradients = job.gradients(batch)
         return compare(self.model.module, batch, self._loss, loss, gradients)
@@ -259,27 +270,32 @@ class Trainer:
         if self._ended or self._failure:
             why = f": {self._failure}" if self._failure else ""
             raise JobFailedError(f"trainer {self.name!r} has ended{why}; make a new Trainer to go on from model.module")
-        if self._job is None:
-            session = self._session or current_session()
-            session.attach(self)
-            self._attached = session
-            self._job = TrainingJob.start(
-                session=session,
-                name=self.name,
-                model=self.model,
-                options=self.options,
-                optimizer=self._optimizer,
-                loss=self._loss,
-                loss_weight=self._loss_weight,
-                example=batch,
-            )
+        with self._exclusive():
+            if self._job is None:
+                self._job = self._start(batch)
         return self._job
+
+    def _start(self, batch: Any) -> TrainingJob:
+        session = self._session or current_session()
+        session.attach(self)
+        self._attached = session
+        return TrainingJob.start(
+            session=session,
+            name=self.name,
+            model=self.model,
+            options=self.options,
+            optimizer=self._optimizer,
+            loss=self._loss,
+            loss_weight=self._loss_weight,
+            example=batch,
+        )
 
     @contextmanager
     def _noting_failure(self) -> Iterator[None]:
         """After an error of the job itself, this trainer has ended; after one of the user's batch it has not."""
         try:
-            yield
+            with self._exclusive():
+                yield
         except UserError:
             raise
         except KeyboardInterrupt:
@@ -288,6 +304,15 @@ class Trainer:
         except BaseException as error:  # whatever it was, the ranks may be in the middle of a command
             self._failure = f"{type(error).__name__}: {error}"
             raise
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        if not self._using.acquire(blocking=False):
+            raise ConfigError(f"trainer {self.name!r} is in use by another thread; a Trainer belongs to one at a time")
+        try:
+            yield
+        finally:
+            self._using.release()
 
     @property
     def failure(self) -> str:
