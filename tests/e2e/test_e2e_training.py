@@ -21,6 +21,7 @@ from distensor.core.errors import (
     JobFailedError,
     PlacementError,
     UnsupportedOptionError,
+    WorkerFailedError,
 )
 from distensor.nn import DistributedModel, StageMapping
 from distensor.training import Session, StepResult, Trainer
@@ -321,3 +322,14 @@ def test_a_second_thread_is_told_that_the_trainer_is_in_use(mesh: Session) -> No
     with trainer_for(mesh, models.MLP(), None, ParallelConfig(), loss=models.classify) as trainer:
         trainer.fit([batch], on_step=intrude)
     assert "another thread" in str(told[0])
+
+
+def test_an_error_on_a_worker_names_rank_operation_and_module(mesh: Session) -> None:
+    (batch,) = models.texts(1)
+    with trainer_for(mesh, models.TiedLM(), models.TIED_TWO, DP2_PP2) as trainer:
+        trainer.step(batch)
+        batch["input_ids"][0, 0] = 99  # the vocabulary has 17
+        with pytest.raises(WorkerFailedError, match=r"rank \d on node '(atlas|bolt)'.*embedding.*embed"):
+            trainer.step(batch)
+        with pytest.raises(JobFailedError, match="has ended"):
+            trainer.step(batch)

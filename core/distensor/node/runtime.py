@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from distensor.node.engine import ShardEngine, StepReport
 
-Handler = Callable[[int, Mapping[str, Any], "dict[str, Tensor]"], "tuple[dict[str, Any], dict[str, Tensor]]"]
-
 
 class WorkerRuntime:
     """Drives one worker process through one assignment.
@@ -240,13 +238,10 @@ class WorkerRuntime:
     def _reply_error(
         self, plane: DataPlane, sequence: int, code: ReplyCode, error: BaseException, *, peer: int | None = None
     ) -> None:
+        # The notes name the operation and the module of the user's model.
+        message = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
         try:
-            self._reply(
-                plane,
-                sequence,
-                {"code": code.value, "message": f"{type(error).__name__}: {error}", "peer": peer},
-                {},
-            )
+            self._reply(plane, sequence, {"code": code.value, "message": message, "peer": peer}, {})
         except TransportError:
             # The driver is gone too; the original error is the one to raise.
             self._emitter.event("warning", "the driver could not be told of the error")
