@@ -79,6 +79,12 @@ def test_too_few_slots_names_both_numbers_and_the_nodes() -> None:
     text = str(caught.value)
     assert "needs 6 workers (dp 2 x tp 1 x pp 3 x cp 1)" in text
     assert "3 free slots on 2 connected nodes (atlas-1 2, atlas-2 1)" in text
+    assert "not connected" not in text
+
+
+def test_known_nodes_that_are_away_are_counted() -> None:
+    with pytest.raises(PlacementError, match=r"0 connected nodes \(2 more known and not connected right now\)"):
+        place(job(), [], away=2)
 
 
 def test_no_node_at_all_is_an_error_too() -> None:

@@ -253,7 +253,7 @@ class HubMachine:
         known = self._submissions.get((owner, spec.submission))
         if known is not None:
             return *known, []
-        places = place(spec, self._members.offers(self._used(), now))
+        places = place(spec, self._members.offers(self._used(), now), self._members.away(now))
         job_id, epoch = self._new_job_id(), FIRST_EPOCH
         job = JobRecord(
             job_id=job_id,

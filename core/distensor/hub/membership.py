@@ -129,6 +129,10 @@ class Membership:
         """What the connected nodes offer beyond the slots that are `used`."""
         return [_offer(node, used) for node in self._nodes.values() if self._is_connected(node, now)]
 
+    def away(self, now: float) -> int:
+        """How many known nodes are not connected: after a restart of the hub, those that have yet to come back."""
+        return sum(not self._is_connected(node, now) for node in self._nodes.values())
+
     def mesh(self, used: Counter[Slot], now: float) -> Mesh:
         """Every connected node, and those that were heard of last among the others."""
         here = [node for node in self._nodes.values() if self._is_connected(node, now)]

@@ -54,8 +54,8 @@ class Place:
     device_id: DeviceId
 
 
-def place(spec: JobSpec, offers: Sequence[NodeOffer]) -> tuple[Place, ...]:
-    """A device for every rank, in order of rank.
+def place(spec: JobSpec, offers: Sequence[NodeOffer], away: int = 0) -> tuple[Place, ...]:
+    """A device for every rank, in order of rank. `away` is the number of known nodes that are not connected.
 
     Raises:
         PlacementError: too few free slots, or too little memory for a rank.
@@ -64,7 +64,7 @@ def place(spec: JobSpec, offers: Sequence[NodeOffer]) -> tuple[Place, ...]:
     ranks = spec.parallel.world_size
     free = sum(board.free(node_id) for node_id in board.nodes)
     if ranks > free:
-        raise PlacementError(_too_few(spec, board, free))
+        raise PlacementError(_too_few(spec, board, free, away))
     layout = RankLayout(spec.parallel)
     everyone = [Rank(rank) for rank in range(ranks)]
     for replica in _split(layout, everyone, Axis.DP):
@@ -156,13 +156,14 @@ class _Board:
         return DeviceOffer(device_id=device.device_id, kind=device.kind, slots=device.slots - 1, free_bytes=left)
 
 
-def _too_few(spec: JobSpec, board: _Board, free: int) -> str:
+def _too_few(spec: JobSpec, board: _Board, free: int, away: int) -> str:
     names = [f"{offer.name} {board.free(node_id)}" for node_id, offer in board.nodes.items()]
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     where = f" ({', '.join(names[:_MOST_NAMED])}{more})" if names else ""
     kinds = f" of kind {' or '.join(spec.device_kinds)}" if spec.device_kinds else ""
+    absent = f" ({away} more known and not connected right now)" if away else ""
     return (
         f"job {spec.name!r} needs {spec.parallel.world_size} workers ({spec.parallel.describe()}), but the mesh has "
-        f"{free} free slots{kinds} on {len(names)} connected nodes{where}. "
+        f"{free} free slots{kinds} on {len(names)} connected nodes{where}{absent}. "
         "Connect more nodes, wait until others are free, or use a smaller ParallelConfig."
     )
