@@ -1,8 +1,8 @@
 """Loss and gradients of every model family on a real mesh, against the eager module in one process.
 
 Prints one Markdown table: the relative difference of the loss, of the whole gradient, and the largest of any
-parameter's gradient alone, for each family cut into 1, 2 and 4 pipeline stages (one rank each), with 1 and 2 replicas, the rows of
-each replica in two micro-batches. `python benchmarks/parity.py llama gpt2` runs some.
+parameter's gradient alone, for each family cut into 1, 2 and 4 pipeline stages (one rank each), with 1 and 2
+replicas, the rows of each replica in two micro-batches. `python benchmarks/parity.py llama gpt2` runs some.
 """
 
 from __future__ import annotations
