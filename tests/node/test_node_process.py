@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
 import queue
 import subprocess
@@ -15,53 +14,18 @@ from typing import Any
 import pytest
 import torch
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from torch import Tensor, nn
+from transport_kit import JOB, Authority
 
 from distensor.core import DRIVER_RANK
 from distensor.core.errors import PeerLostError
 from distensor.core.ids import Epoch, JobId, Rank, data_plane_uri
 from distensor.program import Cut, capture, cut
-from distensor.transport import Address, Channel, Credentials, DataPlane, PeerId
+from distensor.transport import Address, Channel, DataPlane, PeerId
 from distensor.transport.driver import Command, receive_named, send_named
 
-JOB, EPOCH = JobId("j_0123456789abcdef"), Epoch(3)
+EPOCH = Epoch(3)
 SECONDS = 60.0
-
-
-class Authority:
-    """Signs the requests of places on the data plane, as the hub does."""
-
-    def __init__(self) -> None:
-        self.key = ec.generate_private_key(ec.SECP256R1())
-        builder = self._builder("authority", self.key.public_key())
-        self.certificate = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True).sign(
-            self.key, hashes.SHA256()
-        )
-
-    @staticmethod
-    def _builder(subject: str, key: Any) -> x509.CertificateBuilder:
-        now = datetime.datetime.now(datetime.UTC)
-        return (
-            x509.CertificateBuilder()
-            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]))
-            .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")]))
-            .public_key(key)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(hours=1))
-        )
-
-    @property
-    def pem(self) -> str:
-        return self.certificate.public_bytes(serialization.Encoding.PEM).decode()
-
-    def sign(self, key: Any, rank: int, job: JobId = JOB) -> str:
-        name = x509.UniformResourceIdentifier(data_plane_uri(job, EPOCH, Rank(rank)))
-        builder = self._builder("place", key).add_extension(x509.SubjectAlternativeName([name]), critical=False)
-        return builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
 
 
 class Worker:
@@ -121,7 +85,7 @@ class Worker:
         request = x509.load_pem_x509_csr(ready["csr"].encode())
         certificate = {
             "rank": 0,
-            "certificate_pem": self.authority.sign(request.public_key(), 0, job),
+            "certificate_pem": self.authority.sign(request.public_key(), [data_plane_uri(job, EPOCH, Rank(0))]),
             "authority_pem": self.authority.pem,
         }
         member = {"rank": 0, "node": "here", "host": "127.0.0.1", "port": ready["port"]}
@@ -129,15 +93,7 @@ class Worker:
 
     def dial(self, ready: Mapping[str, Any]) -> DataPlane:
         """The driver's plane."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        pem = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        credentials = Credentials(
-            key_pem=pem,
-            certificate_pem=self.authority.sign(key.public_key(), DRIVER_RANK),
-            authority_pem=self.authority.pem,
-        )
+        credentials = self.authority.credentials([data_plane_uri(JOB, EPOCH, DRIVER_RANK)])
         me = PeerId(job_id=JOB, epoch=EPOCH, rank=DRIVER_RANK)
         return DataPlane.open(me, credentials, None, {0: Address(host="127.0.0.1", port=ready["port"])})
 

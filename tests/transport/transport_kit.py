@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -57,19 +58,22 @@ class Authority:
     def pem(self) -> str:
         return self.certificate.public_bytes(serialization.Encoding.PEM).decode()
 
-    def credentials(self, uris: Sequence[str], *, days: float = 1, ago: float = 1 / 24) -> Credentials:
-        """A key and a certificate with these SAN URIs, valid from `ago` days ago for `days`."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        start = datetime.datetime.now(datetime.UTC) - ago * _DAY
-        builder = self._builder("place", key.public_key(), days, start)
+    def sign(self, key: Any, uris: Sequence[str], *, days: float = 1, ago: float = 1 / 24) -> str:
+        """A certificate (PEM) over a public key with these SAN URIs, valid from `ago` days ago for `days`."""
+        builder = self._builder("place", key, days, datetime.datetime.now(datetime.UTC) - ago * _DAY)
         if uris:
             names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri) for uri in uris])
             builder = builder.add_extension(names, critical=False)
+        return builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+
+    def credentials(self, uris: Sequence[str], *, days: float = 1, ago: float = 1 / 24) -> Credentials:
+        """A new key and its certificate, as `sign` makes it."""
+        key = ec.generate_private_key(ec.SECP256R1())
         return Credentials(
             key_pem=key.private_bytes(
                 serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
             ),
-            certificate_pem=builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode(),
+            certificate_pem=self.sign(key.public_key(), uris, days=days, ago=ago),
             authority_pem=self.pem,
         )
 
