@@ -1,0 +1,75 @@
+"""How a sequence is divided among the ranks of the context-parallel axis: arithmetic alone, no tensors.
+
+Head-tail (the chunk rule of Megatron-LM and of torch's load balancer for causal attention): the sequence is cut into
+2P chunks in order, and rank r owns chunk r and chunk 2P-1-r. Early positions see few keys and late ones many, so that
+every rank computes the same number of score pairs. Lengths that 2P does not divide give chunks that differ by one;
+short sequences give empty chunks. With weights (measured speeds) chunks are proportional to them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from distensor.core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadTail:
+    """The division among `ranks`; `weights` (one integer of at least 1 for each rank) default to equal shares.
+
+    >>> HeadTail(ranks=2).positions(8, 0)
+    (0, 1, 6, 7)
+
+    Raises:
+        ConfigError: no rank at all, or weights that are not one positive integer for each rank.
+    """
+
+    ranks: int
+    weights: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1:
+            raise ConfigError(f"a sequence cannot be divided among {self.ranks} ranks; at least 1 is needed")
+        if self.weights and (len(self.weights) != self.ranks or min(self.weights) < 1):
+            raise ConfigError(
+                f"weights {list(self.weights)} for {self.ranks} ranks: expected one integer of at least 1 for each"
+            )
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """The rank of each chunk, in the order of the sequence."""
+        return (*range(self.ranks), *reversed(range(self.ranks)))
+
+    @property
+    def marks(self) -> tuple[int, ...]:
+        """Where chunks begin and end, as parts of marks[-1]: 2P + 1 numbers from 0."""
+        weights = self.weights or (1,) * self.ranks
+        return (0, *itertools.accumulate(weights[owner] for owner in self.owners))
+
+    def cuts(self, length: int) -> tuple[int, ...]:
+        """Positions where chunks begin and end in a sequence of `length`: 2P + 1 numbers from 0 to `length`."""
+        total = self.marks[-1]
+        return tuple(length * mark // total for mark in self.marks)
+
+    def chunks(self, length: int, rank: int) -> tuple[tuple[int, int], ...]:
+        """(start, stop) of the two chunks of `rank`, head first; a chunk may be empty."""
+        pairs = zip(self.owners, itertools.pairwise(self.cuts(length)), strict=True)
+        return tuple(chunk for owner, chunk in pairs if owner == rank)
+
+    def positions(self, length: int, rank: int) -> tuple[int, ...]:
+        """The positions that `rank` holds, in the order that it holds them."""
+        return tuple(itertools.chain.from_iterable(itertools.starmap(range, self.chunks(length, rank))))
+
+    def rearrange(self, length: int) -> tuple[int, ...]:
+        """Positions of all ranks, rank after rank: indexing a sequence with it gives the shards joined."""
+        return tuple(itertools.chain.from_iterable(self.positions(length, rank) for rank in range(self.ranks)))
+
+    def restore(self, length: int) -> tuple[int, ...]:
+        """The inverse of `rearrange`: indexing the joined shards with it gives the sequence."""
+        order = self.rearrange(length)
+        return tuple(sorted(range(length), key=order.__getitem__))
+
+    def causal_pairs(self, length: int, rank: int) -> int:
+        """Pairs of query and key that causal attention needs on `rank`: position p sees p + 1 keys."""
+        return sum(position + 1 for position in self.positions(length, rank))
