@@ -76,6 +76,31 @@ def test_adamw_training_equals_one_process(
     assert models.worst_difference(dict(trainer.model.module.named_parameters()), expected) <= 1e-5
 
 
+@pytest.mark.parametrize("norm_type", [1.0, "inf"])
+def test_accumulated_batches_of_other_lengths_are_one_batch(mesh: Session, norm_type: float | str) -> None:
+    """Rows with few and with many real labels; the last window is one batch short and is stepped all the same."""
+    module = models.TiedLM()
+    long, short, odd = models.texts(3, rows=4)
+    short = {name: tensor[:3, :5] for name, tensor in short.items()}
+    reference = copy.deepcopy(module)
+    optimizer = SGD(reference.parameters())
+    losses, norms = [], []
+    for window in ([long, short], [odd]):
+        counts = [int((batch["labels"][:, 1:] != -100).sum()) for batch in window]
+        loss = sum(reference(**b) * count for b, count in zip(window, counts, strict=True)) / sum(counts)
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.05, norm_type=float(norm_type))))
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    options = {"optimizer": "sgd", "lr": 0.1, "clip_norm": 0.05, "norm_type": norm_type, "accumulate": 2}
+    with trainer_for(mesh, module, models.TIED_TWO, DP2_PP2, micro_batches=2, **options) as trainer:
+        history = trainer.fit([long, short, odd])
+        assert history.losses == close_to(losses)
+        assert [step.grad_norm for step in history.steps] == close_to(norms)
+        assert models.worst_difference(trainer.state_dict(), reference) <= 1e-5
+
+
 def test_sgd_with_momentum_equals_one_process(mesh: Session) -> None:
     module, batches = models.MLP(), models.points(5)
     options = {"momentum": 0.9, "weight_decay": 0.01, "nesterov": True}

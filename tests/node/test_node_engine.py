@@ -22,6 +22,7 @@ from distensor.node.ipc import Emitter, WorkerAssignment
 from distensor.node.orders import JobPlan, StepOrder, TiedWeight
 from distensor.node.progress import ProgressReporter
 from distensor.optim import OptimizerSpec
+from distensor.optim.clipping import NormType
 from distensor.program import Cut
 from distensor.testing.clock import FakeClock
 
@@ -30,6 +31,7 @@ PLAN = JobPlan(
     stages=2,
     optimizer=OptimizerSpec(name="sgd", lr=0.1),
     clip_norm=None,
+    norm_type=NormType.TWO,
     seed=0,
     tied=(TiedWeight(holders=((0, "embed.weight"), (1, "embed.weight"))),),
 )

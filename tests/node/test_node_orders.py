@@ -19,6 +19,7 @@ PLAN: dict[str, Any] = {
     "stages": 2,
     "optimizer": {"name": "sgd", "lr": 0.1, "options": {}},
     "clip_norm": 1,
+    "norm_type": "2",
     "seed": 7,
     "tied": [[[0, "embed"], [1, "head"]]],
 }
@@ -43,6 +44,7 @@ def test_a_plan_is_read() -> None:
         {"schedule": "never"}, {"schedule": []}, {"stages": 0}, {"stages": True}, {"stages": "2"},
         {"stages": float("inf")}, {"optimizer": []}, {"optimizer": None}, {"optimizer": {"name": "sgd"}},
         {"clip_norm": float("nan")}, {"clip_norm": -1}, {"clip_norm": "1"}, {"seed": -1}, {"seed": 1.5},
+        {"norm_type": "3"}, {"norm_type": []},
         {"seed": 1 << 60}, {"tied": 3}, {"tied": [[["0", "a"]]]}, {"tied": [[[0]]]}, {"tied": [[[0, 1]]]},
     ],
 )  # fmt: skip

@@ -74,6 +74,7 @@ KEYWORDS = {
         "micro_batches",
         "sync",
         "clip_norm",
+        "norm_type",
         "precision",
         "accumulate",
         "checkpoint",

@@ -21,9 +21,9 @@ from distensor.training.files import load_weights, save_weights
 class Recorder(Trainer):
     """A trainer whose steps only count."""
 
-    def step(self, batch: Any, *, total_steps: int | None = None) -> StepResult:
+    def step(self, *batches: Any, total_steps: int | None = None) -> StepResult:
         self._step += 1
-        seen.append((batch, total_steps))
+        seen.append((batches[0] if len(batches) == 1 else batches, total_steps))
         return StepResult(
             step=self._step, loss=1.0, tokens=1, grad_norm=1.0, lr=0.1, bytes_sent=0, bytes_received=0,
             seconds=1.0, compute_seconds=1.0, sync_seconds=0.0, wait_seconds=0.0,
@@ -65,6 +65,35 @@ def test_a_loader_that_runs_dry_is_named(trainer: Trainer) -> None:
 
     with pytest.raises(BatchError, match="epoch 2 of 2 holds no batch"):
         trainer.fit(Once(), epochs=2)
+
+
+def accumulating(size: int) -> Trainer:
+    seen.clear()
+    model = DistributedModel(nn.Linear(2, 1))
+    return Recorder(model, parallel=ParallelConfig(), progress=False, accumulate=size)
+
+
+def test_the_last_window_of_an_epoch_is_stepped() -> None:
+    assert len(accumulating(2).fit([1, 2, 3], epochs=2)) == 4
+    assert seen == [((1, 2), 4), (3, 4), ((1, 2), 4), (3, 4)]
+
+
+@pytest.mark.parametrize(("accumulate", "batches"), [(1, 10), (3, 30), (3, 28)])
+def test_steps_and_their_total_count_windows(accumulate: int, batches: int) -> None:
+    history = accumulating(accumulate).fit(range(batches))
+    assert [step.step for step in history.steps] == list(range(1, 11))
+    assert {total for _, total in seen} == {10}
+
+
+def test_max_steps_counts_optimizer_steps_and_takes_no_batch_more() -> None:
+    data = iter(range(10))
+    accumulating(3).fit(data, max_steps=2)
+    assert next(data) == 6
+
+
+def test_a_step_without_a_batch_is_an_error() -> None:
+    with pytest.raises(BatchError, match="at least one batch"):
+        Trainer(DistributedModel(nn.Linear(2, 1)), parallel=ParallelConfig()).step()
 
 
 @pytest.mark.parametrize(("keyword", "value"), [("epochs", 0), ("epochs", "2"), ("max_steps", 0), ("max_steps", True)])

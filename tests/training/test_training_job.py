@@ -81,7 +81,8 @@ def job(connection: Connection) -> TrainingJob:
     model = DistributedModel(Model())
     options = TrainerOptions.of(
         model=model, parallel=ParallelConfig(data_parallel=2), schedule="1f1b", micro_batches=None, sync="allreduce",
-        clip_norm=None, precision="fp32", accumulate=1, checkpoint=None, backend="tls", lr_schedule=None, seed=0,
+        clip_norm=None, norm_type=2.0, precision="fp32",
+        accumulate=1, checkpoint=None, backend="tls", lr_schedule=None, seed=0,
     )  # fmt: skip
     pieces = cut(capture(model.module, torch.ones(4, 3), loss_weight="rows"))
     return TrainingJob(
@@ -98,7 +99,7 @@ BATCH = torch.ones(4, 3)
 
 
 def test_a_step_is_a_result_and_its_receipts(job: TrainingJob, caplog: pytest.LogCaptureFixture) -> None:
-    result, committed = job.step(1, BATCH, 0.1, None)
+    result, committed = job.step(1, [BATCH], 0.1, None)
     assert committed
     assert (result.loss, result.tokens, result.grad_norm) == (1.5, 4, 0.5)
     assert job.units_done == 2
@@ -111,7 +112,7 @@ def test_a_step_is_a_result_and_its_receipts(job: TrainingJob, caplog: pytest.Lo
 def test_a_step_that_nobody_applied_is_not_paid(job: TrainingJob, connection: Connection) -> None:
     for meta in connection.meta:
         meta.update(committed=False, loss=None, grad_norm=None)
-    _, committed = job.step(1, BATCH, 0.1, None)
+    _, committed = job.step(1, [BATCH], 0.1, None)
     assert not committed
     assert job.units_done == 0
 
@@ -125,7 +126,7 @@ def test_ranks_that_differ_or_lie_are_no_result(
 ) -> None:
     connection.meta[1].update(change)
     with pytest.raises(WorkerFailedError, match="rank 1 on node 'n1'"):
-        job.step(1, BATCH, 0.1, None)
+        job.step(1, [BATCH], 0.1, None)
     assert job.units_done == 0
 
 
@@ -135,7 +136,7 @@ STATE = {**GRADIENTS, "0/shift": torch.zeros(2)}
 
 def test_gradients_come_from_the_first_replica_alone(job: TrainingJob, connection: Connection) -> None:
     connection.tensors[0] = GRADIENTS
-    loss, gradients = job.gradients(BATCH)
+    loss, gradients = job.gradients([BATCH])
     assert loss == 1.5
     assert sorted(gradients) == ["layer.bias", "layer.weight"]
     ((command, extra, most),) = connection.asked

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
+from torch import nn
 
 from distensor.core import ParallelConfig
 from distensor.core.errors import ConfigError, UnsupportedOptionError
+from distensor.core.problems import SeveralProblemsError
 from distensor.core.schedules import Schedule
+from distensor.nn import DistributedModel
+from distensor.training import Trainer
 from distensor.training.options import TrainerOptions
 
 
@@ -25,6 +29,7 @@ GOOD: dict[str, Any] = {
     "micro_batches": None,
     "sync": "allreduce",
     "clip_norm": None,
+    "norm_type": 2.0,
     "precision": "fp32",
     "accumulate": 1,
     "checkpoint": None,
@@ -54,7 +59,6 @@ def test_good_options_are_taken() -> None:
         ("sync", "distro"),
         ("sync", "diloco"),
         ("precision", "bf16"),
-        ("accumulate", 4),
         ("checkpoint", "folder"),
         ("backend", "gloo"),
         ("backend", "nccl"),
@@ -81,6 +85,11 @@ def test_an_option_that_is_not_built_yet_is_refused_by_name(keyword: str, value:
         ("micro_batches", 0),
         ("micro_batches", 2.0),
         ("micro_batches", True),
+        ("accumulate", 0),
+        ("accumulate", 1.5),
+        ("norm_type", 3.0),
+        ("norm_type", "2"),
+        ("norm_type", True),
         ("clip_norm", 0),
         ("clip_norm", -1.0),
         ("clip_norm", float("nan")),
@@ -99,3 +108,22 @@ def test_a_wrong_value_is_refused_with_keyword_and_value(keyword: str, value: An
 def test_stages_that_do_not_divide_name_both_numbers() -> None:
     with pytest.raises(ConfigError, match=r"2 stages.*pipeline_parallel=4"):
         options(parallel=ParallelConfig(pipeline_parallel=4))
+
+
+def test_all_problems_are_named_in_one_message() -> None:
+    with pytest.raises(SeveralProblemsError) as caught:
+        options(schedule="1f1v", sync="zero", seed=-1, parallel=ParallelConfig(pipeline_parallel=3))
+    text = str(caught.value)
+    assert text.startswith("4 problems; nothing has been sent")
+    assert len(caught.value.problems) == 4
+    for part in ("did you mean '1f1b'", "did you mean 'zero3'", "seed=-1", "2 stages"):
+        assert part in text
+
+
+def test_the_trainer_reports_its_own_keywords_along_with_them() -> None:
+    with pytest.raises(SeveralProblemsError) as caught:
+        Trainer(
+            DistributedModel(nn.Linear(2, 1)), parallel=ParallelConfig(pipeline_parallel=2), name="no name",
+            optimizer="adamv", clip_norm=-1.0,
+        )  # fmt: skip
+    assert len(caught.value.problems) == 4

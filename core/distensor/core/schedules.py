@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from distensor.core.errors import ConfigError, UnsupportedOptionError
+from distensor.core.problems import nearest_name
 
 
 class Schedule(StrEnum):
@@ -49,7 +50,8 @@ def parse_schedule(name: str) -> Schedule:
     try:
         return Schedule(name)
     except ValueError:
-        raise ConfigError(f"schedule={name!r}: expected one of {', '.join(Schedule)}") from None
+        near = nearest_name(name, Schedule)
+        raise ConfigError(f"schedule={name!r}: expected one of {', '.join(Schedule)}{near}") from None
 
 
 def actions_of_rank(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from distensor.core.schedules import Action, Phase, actions_of_rank, check_pipel
 from distensor.node.pipeline import PipelineExecutor, Totals
 from distensor.node.tied import sum_tied_gradients
 from distensor.optim import build_optimizer, set_learning_rate
+from distensor.optim.clipping import NormType, clip_factor, partial_norm, whole_norm
 from distensor.program import Limits, StageProgram, StageRunner
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ class ShardEngine:
         """(mean loss, weight) of the whole batch, without gradients and without dropout."""
         actions = [action for action in self._actions(len(batches)) if action.phase is Phase.FORWARD]
         totals = self._executor.run(sequence, actions, batches, training=False)
-        loss, weight, _ = self._sum_over_world(totals, 0.0)
+        loss, weight, _ = self._over_world(totals)
         return loss, weight
 
     def state(self) -> dict[str, Tensor]:
@@ -231,8 +232,9 @@ class ShardEngine:
         if self._reducer is not None:
             self._reducer.finish()
         self._sum_tied(sequence)
-        loss, weight, squares = self._sum_over_world(totals, self._own_squares())
-        norm = math.sqrt(squares) / weight if weight > 0 else math.nan
+        own_norm = partial_norm(self._counted_gradients(), self._plan.norm_type)
+        loss, weight, norm = self._over_world(totals, own_norm)
+        norm = norm / weight if weight > 0 else math.nan
         return StepReport(
             loss=loss,
             weight=weight,
@@ -245,35 +247,38 @@ class ShardEngine:
 
     def _apply(self, weight: float, norm: float, lr: float) -> None:
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        scale = 1.0 / weight
-        limit = self._plan.clip_norm
-        if limit is not None and norm > limit:
-            scale *= limit / (norm + 1e-6)
+        scale = clip_factor(norm, self._plan.clip_norm) / weight
         if gradients:
             torch._foreach_mul_(gradients, scale)
         set_learning_rate(self._optimizer, lr)
         if self._optimizer is not None:
             self._optimizer.step()
 
-    def _own_squares(self) -> float:
-        """Sum of squares of this rank's gradients, each weight of the model counted once in the whole mesh."""
+    def _counted_gradients(self) -> Iterator[Tensor]:
+        """This rank's gradients, each weight of the model once in the whole mesh."""
         if self._place.dp != 0:
-            return 0.0
+            return
         copies = {holder for tied in self._plan.tied for holder in tied.holders[1:]}
-        total = 0.0
         for stage, runner in self._runners.items():
             for name, parameter in runner.parameters.items():
                 if parameter.grad is not None and (stage, name) not in copies:
-                    total += float(parameter.grad.double().square().sum())
-        return total
+                    yield parameter.grad
 
-    def _sum_over_world(self, totals: Totals, squares: float) -> tuple[float, float, float]:
-        """(mean loss, weight, squares) over all ranks; the same on each, to the bit."""
-        values = torch.tensor([totals.loss_times_weight, totals.weight, squares], dtype=torch.float64)
+    def _over_world(self, totals: Totals, own_norm: float = 0.0) -> tuple[float, float, float]:
+        """(mean loss, weight, norm of the gradient sums) of all ranks; the same on each, to the bit.
+
+        `own_norm` is this rank's part of the norm. Ranks without gradients take part like all others.
+        """
+        kind = self._plan.norm_type
+        values = torch.tensor([totals.loss_times_weight, totals.weight, own_norm], dtype=torch.float64)
         if self._layout.config.world_size > 1:
+            most = values[2:].clone()
             dist.all_reduce(values)
-        loss_sum, weight, squares = values.tolist()
-        return (loss_sum / weight if weight > 0 else math.nan), weight, squares
+            if kind is NormType.INF:
+                dist.all_reduce(most, dist.ReduceOp.MAX)
+                values[2] = most
+        loss_sum, weight, combined = values.tolist()
+        return (loss_sum / weight if weight > 0 else math.nan), weight, whole_norm(combined, kind)
 
     def _sum_tied(self, sequence: int) -> None:
         for index, tied in enumerate(self._plan.tied):

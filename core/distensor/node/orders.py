@@ -12,6 +12,7 @@ import torch
 from distensor.core.errors import ProgramRejectedError
 from distensor.core.schedules import Schedule
 from distensor.optim import OptimizerSpec
+from distensor.optim.clipping import NormType
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +37,7 @@ class JobPlan:
     stages: int
     optimizer: OptimizerSpec
     clip_norm: float | None
+    norm_type: NormType
     seed: int
     tied: tuple[TiedWeight, ...]
 
@@ -59,6 +61,7 @@ def parse_plan(meta: Mapping[str, Any]) -> JobPlan:
             stages=_whole(meta, "stages", at_least=1),
             optimizer=OptimizerSpec.from_json(meta["optimizer"]),
             clip_norm=None if clip is None else _number(meta, "clip_norm"),
+            norm_type=NormType(meta["norm_type"]),
             seed=_whole(meta, "seed"),
             tied=tuple(TiedWeight(holders=tuple(_holder(item) for item in group)) for group in meta["tied"]),
         )

@@ -15,7 +15,7 @@ from distensor.optim import OptimizerSpec
 from distensor.program import Source, capture, cut
 from distensor.program.calls import TORCH_DTYPES
 from distensor.program.values import weight_bytes
-from distensor.training.batches import Split, row_count, row_major, split_rows
+from distensor.training.batches import row_count, row_major, split_rows
 from distensor.training.connection import JobConnection
 from distensor.training.receipts import ReceiptSender
 from distensor.training.replies import (
@@ -142,16 +142,18 @@ class TrainingJob:
             sent.update({(rank, link.peer): link.sent for link in links})
         return sent
 
-    def step(self, number: int, batch: Any, lr: float, total_steps: int | None) -> tuple[StepResult, bool]:
-        """One optimizer step; the second value says whether the ranks have applied the update: all have, or none.
+    def step(self, number: int, batches: Sequence[Any], lr: float, total_steps: int | None) -> tuple[StepResult, bool]:
+        """One optimizer step over all `batches`.
+
+        The second value says whether the ranks have applied the update: all have, or none.
 
         Raises:
             WorkerFailedError: an answer that is none, or ranks that do not agree.
         """
-        parts, split = self._split(batch)
+        parts = self._split(batches)
         before, started = self._bytes(), self._clock.monotonic()
         meta = {"step": number, "lr": lr, "total_steps": total_steps, "tokens_per_second": self._tokens_per_second}
-        replies = self._send(Command.STEP, meta, parts, split)
+        replies = self._send(Command.STEP, meta, parts)
         seconds = self._clock.monotonic() - started
         after = self._bytes()
         answers = [read_step(reply, self._connection.ranks) for reply in replies]
@@ -163,14 +165,14 @@ class TrainingJob:
         self._rank_links = {reply.rank: answer.links for reply, answer in zip(replies, answers, strict=True)}
         if committed:
             self._tokens_per_second = result.tokens_per_second
-            self._report_units(number, split)
+            self._report_units(number, [len(part) for part in parts])
         return result, committed
 
-    def _report_units(self, step: int, split: Split) -> None:
+    def _report_units(self, step: int, micro_batches: Sequence[int]) -> None:
         units = [
             Unit(
                 key=UnitKey(job_id=self._connection.job_id, epoch=self._connection.epoch, step=step, rank=rank),
-                micro_batches=split.micro_batches[self._layout.coordinates(rank).dp],
+                micro_batches=micro_batches[self._layout.coordinates(rank).dp],
             )
             for rank in self._layout.group_of(0, *Axis)
         ]
@@ -187,14 +189,12 @@ class TrainingJob:
 
     def evaluate(self, batch: Any) -> tuple[float, float]:
         """(mean loss, number of real elements); the loss is NaN where there is no real element."""
-        parts, split = self._split(batch)
-        return self._agreed_loss(self._send(Command.EVALUATE, {}, parts, split))
+        return self._agreed_loss(self._send(Command.EVALUATE, {}, self._split([batch])))
 
-    def gradients(self, batch: Any) -> tuple[float, dict[str, Tensor]]:
-        """(mean loss, full gradients by parameter name)."""
-        parts, split = self._split(batch)
+    def gradients(self, batches: Sequence[Any]) -> tuple[float, dict[str, Tensor]]:
+        """(mean loss over all `batches`, full gradients by parameter name)."""
         layouts = self._layouts(gradients=True)
-        replies = self._send(Command.GRADIENTS, {}, parts, split, layouts)
+        replies = self._send(Command.GRADIENTS, {}, self._split(batches), layouts)
         return self._agreed_loss(replies)[0], _merge(replies, layouts)
 
     def _agreed_loss(self, replies: Sequence[Reply]) -> tuple[float, float]:
@@ -253,6 +253,7 @@ class TrainingJob:
             "stages": self._options.stages,
             "optimizer": optimizer.to_json(),
             "clip_norm": self._options.clip_norm,
+            "norm_type": self._options.norm_type.value,
             "seed": self._options.seed,
             "tied": [[[stage, group.name] for stage in group.stages] for group in self._pieces.tied],
         }
@@ -272,27 +273,29 @@ class TrainingJob:
         place = self._layout.coordinates(rank)
         return range(place.pp, self._options.stages, self._options.parallel.pipeline_parallel)
 
-    def _split(self, batch: Any) -> tuple[list[list[dict[str, Tensor]]], Split]:
-        """The micro-batches of each replica."""
-        flat = self._pieces.flatten_batch(batch)
-        rows = row_count(flat, self._row_inputs)
-        parallel = self._options.parallel
-        split = split_rows(rows, replicas=parallel.data_parallel, micro_batches=self._options.micro_batches)
-        parts = iter(self._pieces.split_rows(flat, split.sizes))
-        return [list(itertools.islice(parts, count)) for count in split.micro_batches], split
+    def _split(self, batches: Sequence[Any]) -> list[list[dict[str, Tensor]]]:
+        """The micro-batches of each replica, batch after batch."""
+        parts: list[list[dict[str, Tensor]]] = [[] for _ in range(self._options.parallel.data_parallel)]
+        for batch in batches:
+            flat = self._pieces.flatten_batch(batch)
+            rows = row_count(flat, self._row_inputs)
+            split = split_rows(rows, replicas=len(parts), micro_batches=self._options.micro_batches)
+            cut_rows = iter(self._pieces.split_rows(flat, split.sizes))
+            for own, count in zip(parts, split.micro_batches, strict=True):
+                own.extend(itertools.islice(cut_rows, count))
+        return parts
 
     def _send(
         self,
         command: Command,
         meta: Mapping[str, Any],
         parts: Sequence[Sequence[Mapping[str, Tensor]]],
-        split: Split,
         layouts: Mapping[int, Layout] | None = None,
     ) -> list[Reply]:
         layouts = layouts or {}
         wanted = _wanted(layouts)
         extra = {
-            rank: {"micro_batches": split.micro_batches[self._layout.coordinates(rank).dp], **wanted.get(rank, {})}
+            rank: {"micro_batches": len(parts[self._layout.coordinates(rank).dp]), **wanted.get(rank, {})}
             for rank in self._connection.ranks
         }
         tensors = {rank: self._inputs_of(rank, parts) for rank in self._connection.ranks}

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from distensor.core import ParallelConfig
 from distensor.core.errors import ConfigError, UnsupportedOptionError
+from distensor.core.problems import Problems, nearest_name
 from distensor.core.schedules import Schedule, check_pipeline_sizes, parse_schedule
+from distensor.optim.clipping import NormType, parse_norm_type
 
 if TYPE_CHECKING:
     from distensor.nn import DistributedModel
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 IMPLEMENTED: Mapping[str, tuple[object, ...]] = {
     "sync": ("allreduce",),
     "precision": ("fp32",),
-    "accumulate": (1,),
     "checkpoint": (None,),
     "backend": ("tls",),
 }
@@ -37,6 +38,8 @@ class TrainerOptions:
     schedule: Schedule
     micro_batches: int
     clip_norm: float | None
+    norm_type: NormType
+    accumulate: int
     seed: int
 
     @classmethod
@@ -48,30 +51,38 @@ class TrainerOptions:
         schedule: str,
         micro_batches: int | None,
         clip_norm: float | None,
+        norm_type: float | str,
+        accumulate: int,
         lr_schedule: object,
         seed: int,
         **choices: Any,
     ) -> TrainerOptions:
-        """Raises ConfigError or UnsupportedOptionError, each naming the keyword, its value and what would be right."""
+        """Everything is checked before anything is said: the message names each keyword that is wrong, its value and
+        what would be right.
+
+        Raises:
+            ConfigError, UnsupportedOptionError: one problem.
+            SeveralProblemsError: a ConfigError with all of them.
+        """
+        if not isinstance(parallel, ParallelConfig):
+            raise ConfigError(f"parallel={parallel!r}: expected a ParallelConfig")
+        problems = Problems()
         for keyword, value in choices.items():
-            _check_choice(keyword, value)
-        _check_axes(parallel)
-        if isinstance(lr_schedule, str):
-            raise UnsupportedOptionError(
-                f"lr_schedule={lr_schedule!r}: schedules by name are not implemented in this version; "
-                "pass a function of the step"
-            )
-        if lr_schedule is not None and not callable(lr_schedule):
-            raise ConfigError(f"lr_schedule={lr_schedule!r}: expected a function of the step, or None")
-        check_pipeline_sizes(ranks=parallel.pipeline_parallel, stages=model.stage_count)
-        return cls(
-            parallel=parallel,
-            stages=model.stage_count,
-            schedule=parse_schedule(schedule),
-            micro_batches=_micro_batches(micro_batches, parallel),
-            clip_norm=_clip_norm(clip_norm),
-            seed=_integer("seed", seed, at_least=0),
-        )
+            problems.check(_check_choice, keyword, value)
+        for axis in ("tensor_parallel", "context_parallel"):
+            problems.check(_check_axis, parallel, axis)
+        problems.check(_check_lr_schedule, lr_schedule)
+        problems.check(check_pipeline_sizes, ranks=parallel.pipeline_parallel, stages=model.stage_count)
+        fields: dict[str, Any] = {
+            "schedule": problems.check(parse_schedule, schedule),
+            "micro_batches": problems.check(_micro_batches, micro_batches, parallel),
+            "clip_norm": problems.check(_clip_norm, clip_norm),
+            "norm_type": problems.check(parse_norm_type, norm_type),
+            "accumulate": problems.check(_integer, "accumulate", accumulate, at_least=1),
+            "seed": problems.check(_integer, "seed", seed, at_least=0),
+        }
+        problems.report()
+        return cls(parallel=parallel, stages=model.stage_count, **fields)
 
 
 def _check_choice(keyword: str, value: object) -> None:
@@ -83,16 +94,24 @@ def _check_choice(keyword: str, value: object) -> None:
     # Where any value makes sense (a folder, a number), every other one is an option that is still to come.
     if planned is None or value in planned:
         raise UnsupportedOptionError(f"{keyword}={value!r} is not implemented in this version; use {choices}")
-    raise ConfigError(f"{keyword}={value!r}: expected {choices}")
+    near = nearest_name(value, [name for name in (*allowed, *planned) if isinstance(name, str)])
+    raise ConfigError(f"{keyword}={value!r}: expected {choices}{near}")
 
 
-def _check_axes(parallel: ParallelConfig) -> None:
-    if not isinstance(parallel, ParallelConfig):
-        raise ConfigError(f"parallel={parallel!r}: expected a ParallelConfig")
-    for keyword in ("tensor_parallel", "context_parallel"):
-        size = getattr(parallel, keyword)
-        if size > 1:
-            raise UnsupportedOptionError(f"{keyword}={size} is not implemented in this version; use {keyword}=1")
+def _check_axis(parallel: ParallelConfig, keyword: str) -> None:
+    size = getattr(parallel, keyword)
+    if size > 1:
+        raise UnsupportedOptionError(f"{keyword}={size} is not implemented in this version; use {keyword}=1")
+
+
+def _check_lr_schedule(lr_schedule: object) -> None:
+    if isinstance(lr_schedule, str):
+        raise UnsupportedOptionError(
+            f"lr_schedule={lr_schedule!r}: schedules by name are not implemented in this version; "
+            "pass a function of the step"
+        )
+    if lr_schedule is not None and not callable(lr_schedule):
+        raise ConfigError(f"lr_schedule={lr_schedule!r}: expected a function of the step, or None")
 
 
 def _micro_batches(value: int | None, parallel: ParallelConfig) -> int:

@@ -18,11 +18,13 @@ from distensor.core.errors import (
     UserError,
 )
 from distensor.core.ids import is_valid_name
+from distensor.core.problems import Problems
 from distensor.optim import OptimizerSpec, check_optimizer
 from distensor.training.job import TrainingJob
 from distensor.training.options import TrainerOptions
 from distensor.training.results import History, Parity, StepResult
 from distensor.training.sessions import Session, current_session
+from distensor.training.windows import check_counts, count_steps, windows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +52,10 @@ class Trainer:
             "rows", or a function of the batch.
         schedule: "1f1b" or "gpipe".
         micro_batches: how many parts a replica's rows are cut into; by default twice the pipeline's ranks.
-        clip_norm: the largest 2-norm that the gradient of the whole model may have.
+        clip_norm: the largest norm that the gradient of the whole model may have.
+        norm_type: which norm: 2.0, 1.0 or "inf". `StepResult.grad_norm` is of this type too.
+        accumulate: how many batches of `fit` make one optimizer step; the mean is over all their real elements. The
+            last step of an epoch takes what is left.
         seed: of dropout.
         name: of the job, as providers see it.
         progress: show a progress bar in `fit`; by default where standard error is a terminal.
@@ -74,6 +79,7 @@ class Trainer:
         micro_batches: int | None = None,
         sync: str = "allreduce",
         clip_norm: float | None = None,
+        norm_type: float | str = 2.0,
         precision: str = "fp32",
         accumulate: int = 1,
         checkpoint: str | None = None,
@@ -83,13 +89,16 @@ class Trainer:
         progress: bool | None = None,
         session: Session | None = None,
     ) -> None:
-        self.options = TrainerOptions.of(
+        problems = Problems()
+        options = problems.check(
+            TrainerOptions.of,
             model=model,
             parallel=parallel,
             schedule=schedule,
             micro_batches=micro_batches,
             sync=sync,
             clip_norm=clip_norm,
+            norm_type=norm_type,
             precision=precision,
             accumulate=accumulate,
             checkpoint=checkpoint,
@@ -97,15 +106,16 @@ class Trainer:
             lr_schedule=lr_schedule,
             seed=seed,
         )
-        if not is_valid_name(name):
-            raise ConfigError(f"name={name!r}: expected 1 to 63 letters, digits, dots, dashes or underscores")
-        if not isinstance(optimizer, str):
-            raise ConfigError(f"optimizer={optimizer!r}: expected a name, 'adamw' or 'sgd'")
+        problems.check(_check_name, name)
+        spec = problems.check(_optimizer_spec, optimizer, lr, optimizer_options)
+        problems.report()
+        assert options is not None, "no problem was reported"
+        assert spec is not None, "no problem was reported"
+        self.options = options
         self.model = model
         self.parallel = parallel
         self.name = name
-        self._optimizer = OptimizerSpec(name=optimizer, lr=lr, options=dict(optimizer_options or {}))
-        check_optimizer(self._optimizer)
+        self._optimizer = spec
         self._loss = loss
         self._loss_weight = loss_weight
         self._lr_schedule = lr_schedule if callable(lr_schedule) else None
@@ -139,26 +149,29 @@ class Trainer:
     ) -> History:
         """Train on every batch of `data`, `epochs` times over, and bring the weights back into `model.module`.
 
+        With `accumulate=K`, K batches make one optimizer step.
+
         Args:
             data: any iterable of tensors, tuples (inputs, targets) or dicts (keyword arguments of the module).
                 For more than one epoch it must be iterable again.
-            max_steps: stop after so many steps of this call.
+            max_steps: stop after so many optimizer steps of this call.
             on_step: called with each step's result.
 
         Raises:
             BatchError: the data holds no batch, or one that cannot be cut.
             WorkerLostError, WorkerFailedError: a rank ended; `on_step` has been called with every step before it.
         """
-        _check_counts(epochs, max_steps)
+        check_counts(epochs, max_steps)
         if epochs > 1 and iter(data) is data:
             raise BatchError(
                 f"fit(epochs={epochs}): {type(data).__name__} can be iterated once; give a list or a loader"
             )
         history = History()
-        total = _total_steps(data, epochs, max_steps)
+        accumulate = self.options.accumulate
+        total = count_steps(data, epochs=epochs, accumulate=accumulate, max_steps=max_steps)
         with _progress_bar(self.name, total, shown=self._progress) as bar:
-            for batch in _batches(data, epochs, max_steps):
-                result = self.step(batch, total_steps=None if total is None else self._base_total(history, total))
+            for window in windows(data, epochs=epochs, accumulate=accumulate, max_steps=max_steps):
+                result = self.step(*window, total_steps=None if total is None else self._base_total(history, total))
                 history.steps.append(result)
                 bar.update(result)
                 if on_step is not None:
@@ -169,18 +182,21 @@ class Trainer:
     def _base_total(self, history: History, total: int) -> int:
         return self._step - len(history) + total
 
-    def step(self, batch: Any, *, total_steps: int | None = None) -> StepResult:
-        """One optimizer step over the whole of `batch`.
+    def step(self, *batches: Any, total_steps: int | None = None) -> StepResult:
+        """One optimizer step over the whole of `batches`, usually one.
+
+        Several are accumulated: loss and gradient are means over the real elements of all of them together, as if
+        they were one batch. They may differ in rows and in length.
 
         Raises:
-            BatchError: the batch cannot be cut as declared; nothing has been sent.
+            BatchError: a batch cannot be cut as declared; nothing has been sent.
             DivergedError: the loss is not a finite number; no rank has applied the update.
         """
-        job = self._ready(batch)
+        job = self._ready(*batches)
         rate = self._rate(self._step + 1)
         number = self._step + 1
         with self._noting_failure():
-            result, committed = job.step(number, batch, rate, total_steps)
+            result, committed = job.step(number, batches, rate, total_steps)
         if result.tokens == 0:
             raise BatchError(f"step {number}: the batch holds no element to take a loss over; nothing was updated")
         if not committed:
@@ -209,11 +225,11 @@ class Trainer:
             raise BatchError("evaluate: the data holds no element to take a loss over")
         return total / weight
 
-    def gradients(self, batch: Any) -> dict[str, Tensor]:
-        """The full gradient of the mean loss by parameter name, without an update."""
-        job = self._ready(batch)
+    def gradients(self, *batches: Any) -> dict[str, Tensor]:
+        """The full gradient of the mean loss over `batches` by parameter name, without an update."""
+        job = self._ready(*batches)
         with self._noting_failure():
-            return job.gradients(batch)[1]
+            return job.gradients(batches)[1]
 
     def check_parity(self, batch: Any) -> Parity:
         """Run `batch` on the mesh and in this process, with the same weights, and compare loss and gradients.
@@ -231,7 +247,7 @@ class Trainer:
                 "are equal; set its dropout to 0 for the check"
             )
         with self._noting_failure():
-            loss, gradients = job.gradients(batch)
+            loss, gradients = job.gradients([batch])
         return compare(self.model.module, batch, self._loss, loss, gradients)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -266,13 +282,15 @@ class Trainer:
             with self._noting_failure():
                 self._job.push()
 
-    def _ready(self, batch: Any) -> TrainingJob:
+    def _ready(self, *batches: Any) -> TrainingJob:
+        if not batches:
+            raise BatchError("a step needs at least one batch")
         if self._ended or self._failure:
             why = f": {self._failure}" if self._failure else ""
             raise JobFailedError(f"trainer {self.name!r} has ended{why}; make a new Trainer to go on from model.module")
         with self._exclusive():
             if self._job is None:
-                self._job = self._start(batch)
+                self._job = self._start(batches[0])
         return self._job
 
     def _start(self, batch: Any) -> TrainingJob:
@@ -337,37 +355,17 @@ class Trainer:
         self.close(failed="" if error is None else f"{type(error).__name__}: {error}")
 
 
-def _total_steps(data: Iterable[Any], epochs: int, max_steps: int | None) -> int | None:
-    try:
-        total: int | None = len(data) * epochs  # type: ignore[arg-type]
-    except TypeError:
-        total = None
-    if max_steps is None:
-        return total
-    return max_steps if total is None else min(max_steps, total)
+def _check_name(name: str) -> None:
+    if not is_valid_name(name):
+        raise ConfigError(f"name={name!r}: expected 1 to 63 letters, digits, dots, dashes or underscores")
 
 
-def _check_counts(epochs: object, max_steps: object) -> None:
-    for keyword, value in (("epochs", epochs), ("max_steps", 1 if max_steps is None else max_steps)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"fit({keyword}={value!r}): expected an integer of at least 1")
-
-
-def _batches(data: Iterable[Any], epochs: int, max_steps: int | None) -> Iterable[Any]:
-    """Takes no more of `data` than it gives."""
-    done = 0
-    for epoch in range(1, epochs + 1):
-        before = done
-        for batch in data:
-            yield batch
-            done += 1
-            if done == max_steps:
-                return
-        if done == before:
-            raise BatchError(
-                f"fit: epoch {epoch} of {epochs} holds no batch; data that is used up after one pass, as a generator "
-                "is, cannot be iterated again"
-            )
+def _optimizer_spec(name: object, lr: float, options: Mapping[str, Any] | None) -> OptimizerSpec:
+    if not isinstance(name, str):
+        raise ConfigError(f"optimizer={name!r}: expected a name, 'adamw' or 'sgd'")
+    spec = OptimizerSpec(name=name, lr=lr, options=dict(options or {}))
+    check_optimizer(spec)
+    return spec
 
 
 def _progress_bar(name: str, total: int | None, *, shown: bool) -> Any:
