@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from distensor.program.collectives import COLLECTIVES
 from distensor.program.draws import Draws
 from distensor.program.kernels import FACTORIES, KERNELS
 from distensor.program.ops import FIXED_ARGUMENTS, RANDOM
@@ -30,13 +31,16 @@ _TYPES = {
 }
 
 
+ATEN = [name for name in SIGNATURES if name.startswith("aten.")]
+
+
 def _schema(name: str) -> Any:
     space, base, overload = name.split(".")
     assert space == "aten"
     return getattr(getattr(torch.ops.aten, base), overload)
 
 
-@pytest.mark.parametrize("name", SIGNATURES)
+@pytest.mark.parametrize("name", ATEN)
 def test_signature_is_that_of_aten(name: str) -> None:
     schema = _schema(name)._schema
     arguments = [argument for argument in schema.arguments if argument.name not in DECIDED_BY_THE_WORKER]
@@ -55,7 +59,7 @@ def test_signature_is_that_of_aten(name: str) -> None:
     assert SIGNATURES[name].results == (None if returned == ["List[Tensor]"] else len(returned))
 
 
-@pytest.mark.parametrize("name", SIGNATURES)
+@pytest.mark.parametrize("name", ATEN)
 def test_default_is_that_of_aten(name: str) -> None:
     for argument in _schema(name)._schema.arguments:
         parameter = SIGNATURES[name].parameter(argument.name)
@@ -66,7 +70,8 @@ def test_default_is_that_of_aten(name: str) -> None:
 
 
 def test_every_operation_runs_itself() -> None:
-    assert set(KERNELS) | set(RANDOM_KERNELS) == set(SIGNATURES)
+    assert set(KERNELS) | set(RANDOM_KERNELS) == set(ATEN)
+    assert set(COLLECTIVES) == set(SIGNATURES) - set(ATEN)
     assert not set(KERNELS) & set(RANDOM_KERNELS)
     own = {"aten.div.Tensor_mode", "aten.div.Scalar_mode"}
     for name, kernel in KERNELS.items():
@@ -103,7 +108,7 @@ def test_factories_are_those_that_make_tensors_from_sizes() -> None:
 
 
 def test_nothing_writes_in_place_or_shows_old_memory() -> None:
-    for name in SIGNATURES:
+    for name in ATEN:
         assert not _schema(name)._schema.is_mutable or name == "aten.batch_norm.default", name
         assert "empty" not in name
         assert name.split(".")[1] not in {"as_strided", "set", "resize", "nonzero", "item", "masked_select"}

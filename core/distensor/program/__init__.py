@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from distensor.program.batch import run_module
     from distensor.program.capturing import Captured, capture
     from distensor.program.cutting import Cut, TiedGroup, cut
+    from distensor.program.partitioning import Partition, partition
     from distensor.program.runner import StageRunner
     from distensor.program.shapes import Cost, check_shapes
     from distensor.program.stage_program import StageProgram
@@ -23,6 +24,7 @@ _HOME = {
     "Cut": "cutting",
     "DType": "values",
     "Limits": "values",
+    "Partition": "partitioning",
     "Source": "values",
     "StageProgram": "stage_program",
     "StageRunner": "runner",
@@ -30,6 +32,7 @@ _HOME = {
     "capture": "capturing",
     "check_shapes": "shapes",
     "cut": "cutting",
+    "partition": "partitioning",
     "run_module": "batch",
 }
 
@@ -39,6 +42,7 @@ __all__ = [
     "Cut",
     "DType",
     "Limits",
+    "Partition",
     "Source",
     "StageProgram",
     "StageRunner",
@@ -46,6 +50,7 @@ __all__ = [
     "capture",
     "check_shapes",
     "cut",
+    "partition",
     "run_module",
 ]
 

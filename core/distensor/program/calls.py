@@ -11,6 +11,9 @@ from typing import Any, TypeAlias
 
 import torch
 
+from distensor.core.parallel import Axis
+from distensor.program.axes import Groups
+from distensor.program.collectives import COLLECTIVES
 from distensor.program.draws import Draws
 from distensor.program.expressions import Size, evaluate
 from distensor.program.kernels import FACTORIES, KERNELS
@@ -47,9 +50,9 @@ class Call:
 
     __slots__ = ("arguments", "function", "node")
 
-    def __init__(self, node: Node, draws: Draws, device: torch.device) -> None:
+    def __init__(self, node: Node, draws: Draws, device: torch.device, groups: Groups) -> None:
         self.node = node
-        function = _function(node, draws, device)
+        function = _function(node, draws, device, groups)
         positional, keywords = _split_arguments(node)
         if keywords and not any(isinstance(value, (Ref, WeightRef, Size, tuple)) for value in keywords.values()):
             function, keywords = functools.partial(function, **keywords), {}
@@ -63,7 +66,10 @@ class Call:
         self.function = _regroup(function, layout, tuple(keywords))
 
 
-def _function(node: Node, draws: Draws, device: torch.device) -> Function:
+def _function(node: Node, draws: Draws, device: torch.device, groups: Groups) -> Function:
+    collective = COLLECTIVES.get(node.op)
+    if collective is not None:
+        return functools.partial(collective, groups[Axis(str(node.args["axis"]))])
     drawing = draws.kernels.get(node.op)
     if drawing is not None:
         return functools.partial(drawing, node.site or 0)
@@ -78,6 +84,8 @@ def _split_arguments(node: Node) -> tuple[list[Any], dict[str, Any]]:
     keywords: dict[str, Any] = {}
     needed = 0
     for parameter in SIGNATURES[node.op].parameters:
+        if parameter.name == "axis":
+            continue  # chose the group
         given = parameter.name in node.args
         value = _ready(parameter, node.args[parameter.name]) if given else parameter.default
         if parameter.keyword_only:

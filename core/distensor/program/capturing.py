@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 
 from distensor.core.errors import BatchError, CaptureError
+from distensor.core.layouts import WeightLayout
 from distensor.program.batch import Batch, Loss, Structure, Wrapper, flatten
 from distensor.program.builder import GraphBuilder, Info, Place
 from distensor.program.calls import DTYPES
@@ -20,7 +21,7 @@ from distensor.program.guards import Guard, parse_guards
 from distensor.program.losses import LossWeight, find_weight
 from distensor.program.lowering import Lowering
 from distensor.program.sizes import SizeReader, name_dims
-from distensor.program.values import Dim, Node, Ref, ValueSpec, WeightSpec
+from distensor.program.values import AxisSpec, Dim, Node, Ref, ValueSpec, WeightSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +42,10 @@ class Captured:
     loss: str
     weight: str
     guards: tuple[Guard, ...]
+    axes: tuple[AxisSpec, ...] = ()
+    """Where this is one of several graphs that together are the module (partitioning)."""
+    layouts: Mapping[str, WeightLayout] = field(default_factory=dict)
+    """Weights of which this graph holds its part of the axis tp."""
 
 
 def capture(module: nn.Module, example: Batch, *, loss: Loss | None = None, loss_weight: LossWeight = None) -> Captured:

@@ -64,12 +64,18 @@ class Cut:
             value = self.captured.module.get_parameter(spec.name).detach()
         else:
             value = self.captured.module.get_buffer(spec.name).detach()
-        if DTYPES.get(value.dtype) is not spec.dtype or tuple(value.shape) != spec.shape:
+        layout = self.captured.layouts.get(spec.name)
+        shape = spec.shape if layout is None else layout.shape
+        if DTYPES.get(value.dtype) is not spec.dtype or tuple(value.shape) != shape:
             raise CaptureError(
-                f"{spec.name!r} is {value.dtype} {list(value.shape)} now and was {spec.dtype} {list(spec.shape)} "
+                f"{spec.name!r} is {value.dtype} {list(value.shape)} now and was {spec.dtype} {list(shape)} "
                 "when the module was captured; convert the module before building the Trainer"
             )
-        return value
+        return value if layout is None else layout.take(value, self._tensor_rank)
+
+    @property
+    def _tensor_rank(self) -> int:
+        return next((axis.rank for axis in self.captured.axes if axis.name == "tp"), 0)
 
     def flatten_batch(self, batch: Batch) -> dict[str, Tensor]:
         """The tensors of a batch by flat name, checked against what was captured.
@@ -222,6 +228,7 @@ class _Cutter:
             nodes=nodes,
             loss=self._captured.loss if last else None,
             weight=self._captured.weight if last else None,
+            axes=self._captured.axes,
         )
 
     def _weights(self, stage: int, nodes: Sequence[Node]) -> tuple[tuple[WeightSpec, ...], tuple[WeightSpec, ...]]:

@@ -5,7 +5,9 @@
      "inputs": [{"name", "dtype", "shape", "grad", "source"}], "outputs": [{"name", "dtype", "shape", "grad"}],
      "parameters": [[name, dtype, [extents], requires_grad]], "buffers": [[...]],
      "nodes": [{"op": "aten.add.Tensor", "args": {"self": {"v": "%x"}, "other": 2}, "out": ["%y"], "in": "model"}],
-     "loss": null, "weight": null}
+     "loss": null, "weight": null, "axes": [["tp", 2, 0]]}
+
+`axes` is there only in a program that is one of several of its stage: name, size, rank.
 
 An argument is a literal, a list, {"v": value}, {"w": weight}, {"s": size expression} or {"f": "inf"}.
 """
@@ -24,6 +26,7 @@ from distensor.program.expressions import Extent, Size, Tree, check_tree
 from distensor.program.values import (
     FORMAT_VERSION,
     Argument,
+    AxisSpec,
     Dim,
     InputSpec,
     Limits,
@@ -39,12 +42,14 @@ from distensor.program.values import (
 FORMAT = "distensor.stage"
 MAX_NDIM = 16
 MAX_STAGES = 4096
+MAX_RANKS = 4096
+_AXES = ("tp", "cp")
 _KEYS = {"format", "version", "stage", "stages", "dims", "inputs", "outputs", "parameters", "buffers", "nodes"}
 
 
 def encode(program: ProgramData) -> bytes:
     """Canonical bytes: sorted keys, no spaces, no floats that JSON lacks."""
-    document = {
+    document: dict[str, Any] = {
         "format": FORMAT,
         "version": program.version,
         "stage": program.stage,
@@ -58,6 +63,8 @@ def encode(program: ProgramData) -> bytes:
         "loss": program.loss,
         "weight": program.weight,
     }
+    if program.axes:
+        document["axes"] = [[axis.name, axis.size, axis.rank] for axis in program.axes]
     return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -106,7 +113,7 @@ def encode_argument(value: Argument) -> Any:
 
 def decode(data: bytes, limits: Limits) -> ProgramData:
     """The program, with its structure checked: names, references, arity, kinds, sizes of lists."""
-    document = reading.fields(reading.parse_json(data, limits), "program", _KEYS, {"loss", "weight"})
+    document = reading.fields(reading.parse_json(data, limits), "program", _KEYS, {"loss", "weight", "axes"})
     if document["format"] != FORMAT or document["version"] != FORMAT_VERSION:
         raise ProgramRejectedError(
             f"format {reading.clip(document['format'])} version {reading.clip(document['version'])}: "
@@ -133,6 +140,7 @@ def _decode_fields(document: Mapping[str, Any], limits: Limits) -> ProgramData:
         nodes=decode_list("nodes", lambda item: _decode_node(item, known, limits)),
         loss=reading.optional_name(document.get("loss"), "loss"),
         weight=reading.optional_name(document.get("weight"), "weight"),
+        axes=tuple(_decode_axis(item) for item in reading.entries(document.get("axes", []), "axes", len(_AXES))),
     )
 
 
@@ -143,6 +151,13 @@ class _ListDecoder:
 
     def __call__(self, key: str, decode_item: Any) -> tuple[Any, ...]:
         return tuple(decode_item(item) for item in reading.entries(self._document[key], key, self._limits.max_nodes))
+
+
+def _decode_axis(value: Any) -> AxisSpec:
+    if not isinstance(value, list) or len(value) != 3 or value[0] not in _AXES:
+        reading.refuse("axes", value, f"[{' or '.join(_AXES)}, size, rank]")
+    size = reading.integer(value[1], f"axis {value[0]} size", 1, MAX_RANKS)
+    return AxisSpec(name=value[0], size=size, rank=reading.integer(value[2], f"axis {value[0]} rank", 0, size - 1))
 
 
 def _decode_dim(value: Any) -> Dim:
@@ -258,6 +273,7 @@ def check_structure(program: ProgramData) -> None:
     _check_unique("dim", [dim.name for dim in program.dims])
     weights = _check_unique("weight", [spec.name for spec in (*program.parameters, *program.buffers)])
     values = _check_unique("input", [spec.name for spec in program.inputs])
+    axes = sorted(_check_unique("axis", [axis.name for axis in program.axes]))
     for node in program.nodes:
         for reference in node.references():
             known = values if isinstance(reference, Ref) else weights
@@ -265,6 +281,9 @@ def check_structure(program: ProgramData) -> None:
                 raise ProgramRejectedError(
                     f"{node.op} in {node.module!r} uses {reference.name!r}, which nothing before it gives"
                 )
+        axis = node.args.get("axis")
+        if axis is not None and axis not in axes:
+            raise ProgramRejectedError(f"{node.op} in {node.module!r} runs on the axis {axis!r}, declared are {axes}")
         for name in node.out:
             if name in values:
                 raise ProgramRejectedError(f"{node.op} in {node.module!r} gives {name!r} a second time")

@@ -1,10 +1,12 @@
 """The table of operations a worker may run: nothing outside it ever runs.
 
-Each line is a signature of ATen, without the arguments that a worker decides for itself (device, layout,
-pinned memory, generator). Kinds: T tensor, A tensor or number, i integer, s number, f real, b bool, d dtype,
-e one of a few words, m memory format; `*` a list, `?` may be None, `T?*` a list whose entries may be None.
+Each line of the space `aten` is a signature of ATen, without the arguments that a worker decides for itself
+(device, layout, pinned memory, generator). Kinds: T tensor, A tensor or number, i integer, s number, f real,
+b bool, d dtype, e one of a few words, m memory format; `*` a list, `?` may be None, `T?*` a list whose entries may
+be None.
 Left out on purpose: operations that write in place, whose result size depends on data, or that show
-memory they did not write (`empty` reads as zeros).
+memory they did not write (`empty` reads as zeros). The space `dist` is ours: collectives of a program that is one of
+several on an axis (collectives.py).
 """
 
 from __future__ import annotations
@@ -334,10 +336,19 @@ aten.rand.default(i* size, *, d? dtype=None) -> T
 aten.randn.default(i* size, *, d? dtype=None) -> T
 aten.rand_like.default(T self, *, d? dtype=None, m? memory_format=None) -> T
 aten.randn_like.default(T self, *, d? dtype=None, m? memory_format=None) -> T
+# between the ranks of an axis
+dist.enter.default(T self, *, e axis) -> T
+dist.reduce.default(T self, *, e axis) -> T
+dist.once.default(T self, *, e axis) -> T
+dist.maximum.default(T self, *, e axis) -> T
+dist.gather.default(T self, i dim, i* lengths, i* owners, i outer=1, i inner=1, *, e axis) -> T
+dist.split.default(T self, i dim, i* lengths, i* owners, i outer=1, i inner=1, *, e axis) -> T
+dist.scatter.default(T self, i dim, i* sizes, *, e axis) -> T
 """  # noqa: E501  one signature is one line
 
 WORDS = frozenset(
     {"none", "tanh", "trunc", "floor", "valid", "same", "constant", "reflect", "replicate", "circular", "ij", "xy"}
+    | {"tp", "cp"}
 )
 """What an argument of kind `e` may say."""
 

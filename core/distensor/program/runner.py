@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from distensor.core.errors import ProgramRejectedError
+from distensor.program.axes import Groups, check_groups
 from distensor.program.calls import TORCH_DTYPES, resolve
 from distensor.program.draws import Draws
 from distensor.program.expressions import Size, evaluate, show
@@ -29,6 +30,7 @@ class StageRunner:
 
     `parameters` are leaf tensors that collect gradients. With `limits`, every new size of the batch is checked on
     the meta device before it runs, so that no caller can make this process allocate beyond them.
+    `axes` are the groups of a program that is one of several.
     """
 
     def __init__(
@@ -38,7 +40,9 @@ class StageRunner:
         device: torch.device | str = "cpu",
         *,
         limits: Limits | None = None,
+        axes: Groups | None = None,
     ) -> None:
+        check_groups(program.axes, axes or {})
         self.program = program
         self.device = torch.device(device)
         self._limits = limits
@@ -48,7 +52,7 @@ class StageRunner:
         }
         self.buffers: dict[str, Tensor] = {spec.name: _take(spec, weights, self.device) for spec in program.buffers}
         self._draws = Draws(self.device)
-        self._tape: Tape = record(program, self._draws, self.device)
+        self._tape: Tape = record(program, self._draws, self.device, axes or {})
         self._bindings: OrderedDict[tuple[int, ...], Environment] = OrderedDict()
         self._checked: list[tuple[int, ...]] = []
 

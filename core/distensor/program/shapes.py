@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from distensor.core.errors import ProgramRejectedError
+from distensor.program.axes import meta_groups
 from distensor.program.calls import DTYPES, TORCH_DTYPES, Call, resolve
 from distensor.program.cost import check_result_count, node_work
 from distensor.program.draws import Draws
@@ -81,6 +82,7 @@ class _Check:
         self._bytes = 0
         self._work = 0.0
         self._draws = Draws(_META)
+        self._groups = meta_groups(program.axes)
 
     def run(self) -> Cost:
         program = self._program
@@ -102,7 +104,7 @@ class _Check:
         return value
 
     def _run_node(self, node: Node) -> None:
-        call = Call(node, self._draws, _META)
+        call = Call(node, self._draws, _META, self._groups)
         arguments = [self._argument(value) for value in call.arguments]
         tensors = [value for value in arguments if isinstance(value, Tensor)]
         _check_dtypes(node, tensors)

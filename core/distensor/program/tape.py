@@ -9,7 +9,9 @@ from typing import Any, TypeAlias
 
 import torch
 
+from distensor.program.axes import Groups
 from distensor.program.calls import Call
+from distensor.program.collectives import COLLECTIVES
 from distensor.program.draws import Draws
 from distensor.program.ops import RANDOM
 from distensor.program.signatures import SIGNATURES
@@ -35,16 +37,17 @@ class Tape:
     places: list[str] = field(default_factory=list)
 
 
-def record(program: ProgramData, draws: Draws, device: torch.device) -> Tape:
+def record(program: ProgramData, draws: Draws, device: torch.device, groups: Groups) -> Tape:
     """The tape of a checked program."""
-    return _Recorder(program, draws, device).record()
+    return _Recorder(program, draws, device, groups).record()
 
 
 class _Recorder:
-    def __init__(self, program: ProgramData, draws: Draws, device: torch.device) -> None:
+    def __init__(self, program: ProgramData, draws: Draws, device: torch.device, groups: Groups) -> None:
         self._program = program
         self._draws = draws
         self._device = device
+        self._groups = groups
         self._tape = Tape()
         self._values: dict[str, int] = {}
         self._weights: dict[str, int] = {}
@@ -67,9 +70,9 @@ class _Recorder:
         return self._tape.slots - 1
 
     def _record_node(self, node: Node) -> None:
-        call = Call(node, self._draws, self._device)
+        call = Call(node, self._draws, self._device, self._groups)
         sources = [self._source(value) for value in call.arguments]
-        constant = node.op not in RANDOM and all(slot in self._constants for slot in sources)
+        constant = _is_fixed(node) and all(slot in self._constants for slot in sources)
         out = self._slot()
         self._step(call.function, sources, out, node, constant)
         if len(node.out) == 1 and not _is_many(node):
@@ -133,6 +136,11 @@ def _gather(sources: list[int]) -> tuple[Gather, int]:
 def _nothing(environment: list[Any]) -> tuple[Any, ...]:
     del environment
     return ()
+
+
+def _is_fixed(node: Node) -> bool:
+    """Whether the same arguments give the same result without talking to anybody; a split only picks its part."""
+    return node.op not in RANDOM and (node.op not in COLLECTIVES or node.op == "dist.split.default")
 
 
 def _is_many(node: Node) -> bool:

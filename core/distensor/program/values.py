@@ -137,6 +137,15 @@ class WeightSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AxisSpec:
+    """The program is for this rank of an axis ("tp" or "cp") that holds several programs of one stage."""
+
+    name: str
+    size: int
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
     """One operation of the table. `out` holds None where a result of several is not used.
 
@@ -209,6 +218,7 @@ class ProgramData:
     nodes: tuple[Node, ...]
     loss: str | None = None
     weight: str | None = None
+    axes: tuple[AxisSpec, ...] = ()
     version: int = field(default=FORMAT_VERSION)
 
     @property
