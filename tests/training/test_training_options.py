@@ -63,7 +63,7 @@ def test_good_options_are_taken() -> None:
         ("backend", "gloo"),
         ("backend", "nccl"),
         ("schedule", "zero_bubble"),
-        ("schedule", "interleaved"),
+        ("schedule", "dualpipev"),
         ("lr_schedule", "cosine"),
         ("parallel", ParallelConfig(tensor_parallel=2)),
         ("parallel", ParallelConfig(context_parallel=2)),

@@ -1,45 +1,50 @@
-"""Pipeline schedules as data: for each rank of a pipeline, the order of its forward and backward actions.
+"""Pipeline schedules as data: for each rank of a pipeline, the order of its actions.
 
 A schedule is a pure function of (ranks, stages, micro-batches). The worker runs the list; it never needs to know
-which schedule it was. Stage s lives on rank s mod P (looped placement).
-
-Sources: GPipe (Huang et al. 2019, arXiv:1811.06965); 1F1B (Narayanan et al. 2019, PipeDream-flush in
-arXiv:2006.09503); interleaved 1F1B (Narayanan et al. 2021, arXiv:2104.04473).
+which schedule it was. Sources are named where the orders are written: schedule_orders.py and zero_bubble.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Sequence
 from enum import StrEnum
 
+from distensor.core.actions import Action, Phase
 from distensor.core.errors import ConfigError, UnsupportedOptionError
 from distensor.core.problems import nearest_name
+from distensor.core.schedule_orders import gpipe, interleaved, looped_bfs, one_f_one_b, plain_warm_up
+from distensor.core.zero_bubble import zero_bubble, zero_bubble_v
+
+__all__ = [
+    "KNOWN_LATER",
+    "Action",
+    "Phase",
+    "Schedule",
+    "actions_of_rank",
+    "check_pipeline_sizes",
+    "check_schedule",
+    "check_warm_up",
+    "parse_schedule",
+    "rank_of_stage",
+    "stages_of_rank",
+    "takes_warm_up",
+]
 
 
 class Schedule(StrEnum):
+    """The names that `Trainer(schedule=)` takes."""
+
     GPIPE = "gpipe"
+    LOOPED_BFS = "looped_bfs"
     ONE_F_ONE_B = "1f1b"
+    INTERLEAVED = "interleaved"
+    ZERO_BUBBLE = "zero_bubble"
+    ZBV = "zbv"
 
 
-KNOWN_LATER = ("interleaved", "zero_bubble", "zbv", "dualpipev")
+KNOWN_LATER = ("zero_bubble", "zbv", "dualpipev")
 """Names of schedules that this version knows and does not have."""
-
-
-class Phase(StrEnum):
-    FORWARD = "F"
-    BACKWARD = "B"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Action:
-    """One micro-batch through one stage, in one direction."""
-
-    phase: Phase
-    stage: int
-    micro_batch: int
-
-    def __str__(self) -> str:
-        return f"{self.stage}{self.phase}{self.micro_batch}"
 
 
 def parse_schedule(name: str) -> Schedule:
@@ -54,25 +59,19 @@ def parse_schedule(name: str) -> Schedule:
         raise ConfigError(f"schedule={name!r}: expected one of {', '.join(Schedule)}{near}") from None
 
 
-def actions_of_rank(
-    schedule: Schedule, *, rank: int, ranks: int, stages: int, micro_batches: int
-) -> tuple[Action, ...]:
-    """The actions of pipeline rank `rank`, in order.
-
-    With more stages than ranks, 1F1B means interleaved 1F1B where the number of micro-batches is a multiple of
-    `ranks` (its definition needs that), and breadth-first GPipe order otherwise.
-
-    Raises:
-        ConfigError: `stages` is not a multiple of `ranks`, or a size is below 1.
-    """
+def check_schedule(schedule: Schedule, *, ranks: int, stages: int) -> None:
+    """Raise ConfigError unless this schedule can run so many stages on so many ranks."""
     check_pipeline_sizes(ranks=ranks, stages=stages)
-    if micro_batches == 0:
-        return ()
-    if schedule is Schedule.GPIPE or (stages > ranks and micro_batches % ranks != 0):
-        return _gpipe(rank, ranks, stages, micro_batches)
-    if stages == ranks:
-        return _one_f_one_b(rank, ranks, micro_batches)
-    return _interleaved(rank, ranks, stages, micro_batches)
+    if schedule is Schedule.INTERLEAVED and stages == ranks > 1:
+        raise ConfigError(
+            f"schedule='interleaved' with {stages} stages and pipeline_parallel={ranks}: it takes at least two stages "
+            f"a rank; cut the module into {2 * ranks} stages, or use schedule='1f1b'"
+        )
+    if schedule is Schedule.ZBV and stages != 2 * ranks:
+        raise ConfigError(
+            f"schedule='zbv' with {stages} stages and pipeline_parallel={ranks}: it takes two stages a rank; cut the "
+            f"module into {2 * ranks} stages, or use schedule='zero_bubble'"
+        )
 
 
 def check_pipeline_sizes(*, ranks: int, stages: int) -> None:
@@ -84,46 +83,65 @@ def check_pipeline_sizes(*, ranks: int, stages: int) -> None:
         )
 
 
-def _gpipe(rank: int, ranks: int, stages: int, micro_batches: int) -> tuple[Action, ...]:
-    own = range(rank, stages, ranks)
-    forward = [
-        Action(phase=Phase.FORWARD, stage=stage, micro_batch=micro) for stage in own for micro in range(micro_batches)
-    ]
-    backward = [
-        Action(phase=Phase.BACKWARD, stage=stage, micro_batch=micro)
-        for stage in reversed(own)
-        for micro in range(micro_batches)
-    ]
-    return (*forward, *backward)
+def rank_of_stage(schedule: Schedule, stage: int, *, ranks: int) -> int:
+    """The pipeline rank where a stage lives: `stage` mod `ranks`; with "zbv" there and back as a V."""
+    turn, place = divmod(stage, ranks)
+    return ranks - 1 - place if schedule is Schedule.ZBV and turn % 2 else place
 
 
-def _one_f_one_b(rank: int, ranks: int, micro_batches: int) -> tuple[Action, ...]:
-    warm_up = min(ranks - 1 - rank, micro_batches)
-    forward = [Action(phase=Phase.FORWARD, stage=rank, micro_batch=micro) for micro in range(micro_batches)]
-    backward = [Action(phase=Phase.BACKWARD, stage=rank, micro_batch=micro) for micro in range(micro_batches)]
-    return _merge(forward, backward, warm_up)
+def stages_of_rank(schedule: Schedule, rank: int, *, ranks: int, stages: int) -> tuple[int, ...]:
+    """The stages of one pipeline rank, in order."""
+    return tuple(
+        first + (rank_of_stage(schedule, first + rank, ranks=ranks) if schedule is Schedule.ZBV else rank)
+        for first in range(0, stages, ranks)
+    )
 
 
-def _interleaved(rank: int, ranks: int, stages: int, micro_batches: int) -> tuple[Action, ...]:
-    chunks = stages // ranks
-    total = chunks * micro_batches
-    warm_up = min((chunks - 1) * ranks + 2 * (ranks - 1 - rank), total)
-
-    def chunk_and_micro(index: int) -> tuple[int, int]:
-        round_, within = divmod(index, ranks * chunks)
-        chunk, micro = divmod(within, ranks)
-        return chunk, round_ * ranks + micro
-
-    forward, backward = [], []
-    for index in range(total):
-        chunk, micro = chunk_and_micro(index)
-        forward.append(Action(phase=Phase.FORWARD, stage=chunk * ranks + rank, micro_batch=micro))
-        last = (chunks - 1 - chunk) * ranks + rank
-        backward.append(Action(phase=Phase.BACKWARD, stage=last, micro_batch=micro))
-    return _merge(forward, backward, warm_up)
+def takes_warm_up(schedule: Schedule, *, ranks: int, stages: int) -> bool:
+    """Whether the depth of the warm-up is a free choice: 1F1B with one stage a rank."""
+    return schedule is Schedule.ONE_F_ONE_B and stages == ranks
 
 
-def _merge(forward: list[Action], backward: list[Action], warm_up: int) -> tuple[Action, ...]:
-    """`warm_up` forwards, then one forward and one backward in turn, then the remaining backwards."""
-    steady = [action for pair in zip(forward[warm_up:], backward, strict=False) for action in pair]
-    return (*forward[:warm_up], *steady, *backward[len(forward) - warm_up :])
+def check_warm_up(warm_up: Sequence[int], *, ranks: int) -> None:
+    """Raise ConfigError unless 1F1B can run with these forwards ahead, one number for each rank.
+
+    A rank must have sent what the next one wants to have ahead before it waits for a gradient.
+    """
+    falling = all(before >= after for before, after in itertools.pairwise(warm_up))
+    if len(warm_up) != ranks or not falling or warm_up[-1] < 0:
+        raise ConfigError(
+            f"warm_up={list(warm_up)}: expected {ranks} numbers of at least 0, none larger than the one before, for "
+            f"example {[plain_warm_up(rank, ranks) for rank in range(ranks)]}"
+        )
+
+
+def actions_of_rank(
+    schedule: Schedule, *, rank: int, ranks: int, stages: int, micro_batches: int, warm_up: Sequence[int] | None = None
+) -> tuple[Action, ...]:
+    """The actions of pipeline rank `rank`, in order.
+
+    With more stages than ranks, 1F1B means interleaved 1F1B.
+
+    Args:
+        warm_up: for each rank the forwards that 1F1B with one stage a rank runs ahead; None: its distance to the end.
+
+    Raises:
+        ConfigError: sizes that this schedule cannot have.
+    """
+    check_schedule(schedule, ranks=ranks, stages=stages)
+    if warm_up is not None:
+        check_warm_up(warm_up, ranks=ranks)
+    if micro_batches == 0:
+        return ()
+    match schedule:
+        case Schedule.GPIPE:
+            return gpipe(rank, ranks, stages, micro_batches)
+        case Schedule.LOOPED_BFS:
+            return looped_bfs(rank, ranks, stages, micro_batches)
+        case Schedule.ZERO_BUBBLE:
+            return zero_bubble(rank, ranks, stages, micro_batches)
+        case Schedule.ZBV:
+            return zero_bubble_v(rank, ranks, micro_batches)
+    if stages == ranks:
+        return one_f_one_b(rank, micro_batches, plain_warm_up(rank, ranks) if warm_up is None else warm_up[rank])
+    return interleaved(rank, ranks, stages, micro_batches)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from distensor.core import Axis, Clock, RankLayout
 from distensor.core.errors import ConfigError, ProgramRejectedError
-from distensor.core.schedules import Action, Phase, actions_of_rank, check_pipeline_sizes
+from distensor.core.schedules import Action, Phase, actions_of_rank, check_schedule, rank_of_stage, stages_of_rank
 from distensor.node.pipeline import PipelineExecutor, Totals
 from distensor.node.tied import sum_tied_gradients
 from distensor.optim import build_optimizer, set_learning_rate
@@ -113,14 +113,16 @@ class ShardEngine:
         """Before anything is as long as the number of stages that somebody else wrote down."""
         ranks = self._layout.config.pipeline_parallel
         try:
-            check_pipeline_sizes(ranks=ranks, stages=plan.stages)
+            check_schedule(plan.schedule, ranks=ranks, stages=plan.stages)
         except ConfigError as error:
             raise ProgramRejectedError(str(error)) from error
-        expected = range(self._place.pp, plan.stages, ranks)
-        if len(programs) != len(expected) or not all(stage in expected for stage in programs):
+        count = plan.stages // ranks
+        fits = len(programs) == count
+        expected = stages_of_rank(plan.schedule, self._place.pp, ranks=ranks, stages=plan.stages) if fits else ()
+        if sorted(programs) != list(expected):
             raise ProgramRejectedError(
-                f"rank {self._rank} was given stages {sorted(programs)[:10]}; expected {len(expected)} of "
-                f"{self._place.pp}, {self._place.pp + ranks}, ..."
+                f"rank {self._rank} was given stages {sorted(programs)[:10]}; expected the {count} of {plan.stages} "
+                f"that pipeline rank {self._place.pp} of {ranks} holds"
             )
 
     def _check_tied(self, plan: JobPlan) -> None:
@@ -147,7 +149,7 @@ class ShardEngine:
             dp=self._place.dp,
             tp=self._place.tp,
             cp=self._place.cp,
-            pp=stage % self._layout.config.pipeline_parallel,
+            pp=rank_of_stage(self._plan.schedule, stage, ranks=self._layout.config.pipeline_parallel),
         )
 
     def _unique_parameters(self) -> list[Tensor]:

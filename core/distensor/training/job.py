@@ -269,9 +269,9 @@ class TrainingJob:
                 parts[f"weight/{stage}/{name}"] = tensor.detach()
         return parts
 
-    def _stages_of(self, rank: int) -> range:
+    def _stages_of(self, rank: int) -> tuple[int, ...]:
         place = self._layout.coordinates(rank)
-        return range(place.pp, self._options.stages, self._options.parallel.pipeline_parallel)
+        return self._options.stages_of(place.pp)
 
     def _split(self, batches: Sequence[Any]) -> list[list[dict[str, Tensor]]]:
         """The micro-batches of each replica, batch after batch."""
@@ -332,12 +332,8 @@ def _named(module: torch.nn.Module) -> dict[str, Tensor]:
 def _bytes_per_rank(pieces: Cut, options: TrainerOptions) -> tuple[int, ...]:
     """Weights, gradients and two optimizer states; activations come on top and are not predicted here."""
     layout = RankLayout(options.parallel)
-    ranks = options.parallel.pipeline_parallel
     return tuple(
-        sum(
-            4 * pieces.programs[stage].weight_bytes
-            for stage in range(layout.coordinates(rank).pp, options.stages, ranks)
-        )
+        sum(4 * pieces.programs[stage].weight_bytes for stage in options.stages_of(layout.coordinates(rank).pp))
         for rank in range(options.parallel.world_size)
     )
 

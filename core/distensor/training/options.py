@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from distensor.core import ParallelConfig
 from distensor.core.errors import ConfigError, UnsupportedOptionError
 from distensor.core.problems import Problems, nearest_name
-from distensor.core.schedules import Schedule, check_pipeline_sizes, parse_schedule
+from distensor.core.schedules import Schedule, check_pipeline_sizes, check_schedule, parse_schedule, stages_of_rank
 from distensor.optim.clipping import NormType, parse_norm_type
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class TrainerOptions:
         problems.check(_check_lr_schedule, lr_schedule)
         problems.check(check_pipeline_sizes, ranks=parallel.pipeline_parallel, stages=model.stage_count)
         fields: dict[str, Any] = {
-            "schedule": problems.check(parse_schedule, schedule),
+            "schedule": problems.check(_schedule, schedule, ranks=parallel.pipeline_parallel, stages=model.stage_count),
             "micro_batches": problems.check(_micro_batches, micro_batches, parallel),
             "clip_norm": problems.check(_clip_norm, clip_norm),
             "norm_type": problems.check(parse_norm_type, norm_type),
@@ -83,6 +83,11 @@ class TrainerOptions:
         }
         problems.report()
         return cls(parallel=parallel, stages=model.stage_count, **fields)
+
+    def stages_of(self, pipeline_rank: int) -> tuple[int, ...]:
+        """The stages that one pipeline rank holds, in order."""
+        ranks = self.parallel.pipeline_parallel
+        return stages_of_rank(self.schedule, pipeline_rank, ranks=ranks, stages=self.stages)
 
 
 def _check_choice(keyword: str, value: object) -> None:
@@ -112,6 +117,13 @@ def _check_lr_schedule(lr_schedule: object) -> None:
         )
     if lr_schedule is not None and not callable(lr_schedule):
         raise ConfigError(f"lr_schedule={lr_schedule!r}: expected a function of the step, or None")
+
+
+def _schedule(name: str, *, ranks: int, stages: int) -> Schedule:
+    schedule = parse_schedule(name)
+    if stages % ranks == 0:  # otherwise the sizes are a problem of their own, whatever the schedule
+        check_schedule(schedule, ranks=ranks, stages=stages)
+    return schedule
 
 
 def _micro_batches(value: int | None, parallel: ParallelConfig) -> int:
