@@ -27,6 +27,7 @@ DistensorError
 |   +-- WorkerFailedError           a worker reported an error of its own
 |   +-- DivergedError               a loss that is not a finite number
 +-- StoreError                      SQLite or files
+|   +-- CheckpointError             a checkpoint that is damaged, incomplete or of a newer format
 +-- SessionError                    init, shutdown, local processes
 """
 
@@ -144,6 +145,10 @@ class DivergedError(JobError):
 
 class StoreError(DistensorError):
     """A database or a file could not be read or written."""
+
+
+class CheckpointError(StoreError):
+    """A checkpoint that is damaged, incomplete, or of a format that this version does not read."""
 
 
 class SessionError(DistensorError):
