@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from distensor.program.attention import ATTENTION
 from distensor.program.collectives import COLLECTIVES
 from distensor.program.draws import Draws
 from distensor.program.kernels import FACTORIES, KERNELS
@@ -71,7 +72,7 @@ def test_default_is_that_of_aten(name: str) -> None:
 
 def test_every_operation_runs_itself() -> None:
     assert set(KERNELS) | set(RANDOM_KERNELS) == set(ATEN)
-    assert set(COLLECTIVES) == set(SIGNATURES) - set(ATEN)
+    assert {*COLLECTIVES, *ATTENTION} == set(SIGNATURES) - set(ATEN)
     assert not set(KERNELS) & set(RANDOM_KERNELS)
     own = {"aten.div.Tensor_mode", "aten.div.Scalar_mode"}
     for name, kernel in KERNELS.items():

@@ -9,6 +9,7 @@ short sequences give empty chunks. With weights (measured speeds) chunks are pro
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from distensor.core.errors import ConfigError
@@ -73,3 +74,52 @@ class HeadTail:
     def causal_pairs(self, length: int, rank: int) -> int:
         """Pairs of query and key that causal attention needs on `rank`: position p sees p + 1 keys."""
         return sum(position + 1 for position in self.positions(length, rank))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tile:
+    """Queries [query, query + rows) against keys [key, key + columns), by their positions in the sequence.
+
+    `row` and `column` are where they begin in the shards at hand. `is_cut`: causality allows only part of the pairs.
+    """
+
+    query: int
+    rows: int
+    key: int
+    columns: int
+    row: int
+    column: int
+    is_cut: bool
+
+    @property
+    def pairs(self) -> int:
+        """Pairs that attention needs of this tile."""
+        if not self.is_cut:
+            return self.rows * self.columns
+        seen = range(self.query - self.key + 1, self.query - self.key + 1 + self.rows)
+        return sum(min(max(keys, 0), self.columns) for keys in seen)
+
+
+def tiles(
+    queries: Sequence[tuple[int, int]], keys: Sequence[tuple[int, int]], *, causal: bool, size: int
+) -> Iterator[Tile]:
+    """The tiles of at most size x size that attention of the chunks `queries` to the chunks `keys` needs.
+
+    Chunks are (start, stop) positions, in the order of the shards. Under causality tiles without any pair are left
+    out: that is what makes head-tail shards equally expensive.
+    """
+    for query, row, rows in _steps(queries, size):
+        for key, column, columns in _steps(keys, size):
+            if not causal or key < query + rows:
+                is_cut = causal and key + columns - 1 > query
+                yield Tile(query=query, rows=rows, key=key, columns=columns, row=row, column=column, is_cut=is_cut)
+
+
+def _steps(chunks: Sequence[tuple[int, int]], size: int) -> Iterator[tuple[int, int, int]]:
+    """(position, place in the shard, length) of pieces of at most `size`."""
+    place = 0
+    for start, stop in chunks:
+        for position in range(start, stop, size):
+            length = min(size, stop - position)
+            yield position, place, length
+            place += length

@@ -23,6 +23,8 @@ _LONG_LISTS = frozenset(
         "aten.vstack.default",
         "aten.split.sizes",
         "aten.split_with_sizes.default",
+        "dist.attention.default",
+        "dist.collect.default",
         "dist.gather.default",
         "dist.split.default",
     }

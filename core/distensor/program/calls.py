@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 
 from distensor.core.parallel import Axis
+from distensor.program.attention import ATTENTION
 from distensor.program.axes import Groups
 from distensor.program.collectives import COLLECTIVES
 from distensor.program.draws import Draws
@@ -67,7 +68,7 @@ class Call:
 
 
 def _function(node: Node, draws: Draws, device: torch.device, groups: Groups) -> Function:
-    collective = COLLECTIVES.get(node.op)
+    collective = COLLECTIVES.get(node.op) or ATTENTION.get(node.op)
     if collective is not None:
         return functools.partial(collective, groups[Axis(str(node.args["axis"]))])
     drawing = draws.kernels.get(node.op)

@@ -66,16 +66,24 @@ class Pieces:
             return group.all_gather(local, [size * self.inner for size in sizes], self.dim)
         opened = _opened(local, self.dim, (self.outer, sizes[group.rank], self.inner))
         joined = group.all_gather(opened, sizes, self.dim + 1)
-        return self._ordered(joined, sizes).flatten(self.dim, self.dim + 2)
+        return self.ordered(joined, self.dim + 1).flatten(self.dim, self.dim + 2)
 
-    def _ordered(self, joined: Tensor, sizes: Sequence[int]) -> Tensor:
+    def ordered(self, joined: Tensor, dim: int) -> Tensor:
         """From the order of the ranks to the order of the segments."""
+        sizes = self.sizes()
         at = [sum(sizes[:rank]) for rank in range(self.ranks)]
         parts = []
         for length, owner in zip(self.lengths, self.owners, strict=True):
-            parts.append(joined.narrow(self.dim + 1, at[owner], length))
+            parts.append(joined.narrow(dim, at[owner], length))
             at[owner] += length
-        return torch.cat(parts, self.dim + 1)
+        return torch.cat(parts, dim)
+
+    def scatter(self, group: AxisGroup, full: Tensor) -> Tensor:
+        """The sum over the ranks, of which each gets its own part."""
+        opened = _opened(full, self.dim, (self.outer, sum(self.lengths), self.inner))
+        pieces = Pieces(self.dim + 1, 1, 1, self.lengths, self.owners, self.ranks)
+        by_rank = torch.cat([pieces.pick(rank, opened) for rank in range(self.ranks)], self.dim + 1)
+        return scattered(group, by_rank, self.sizes(), self.dim + 1).flatten(self.dim, self.dim + 2)
 
     def pick(self, rank: int, full: Tensor) -> Tensor:
         """What `rank` holds of the full dim, as a tensor of its own."""
@@ -138,6 +146,17 @@ class _Gather(torch.autograd.Function):
         return context.pieces.pick(context.rank, gradients[0]), None, None
 
 
+class _Collect(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, value: Tensor, group: AxisGroup, pieces: Pieces) -> Tensor:
+        context.group, context.pieces = group, pieces
+        return pieces.gather(group, value)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return context.pieces.scatter(context.group, gradients[0]), None, None
+
+
 class _Split(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, value: Tensor, group: AxisGroup, pieces: Pieces) -> Tensor:
@@ -193,6 +212,19 @@ def gather(
     return _Gather.apply(value, group, _pieces(group, dim, lengths, owners, outer, inner))  # type: ignore[no-any-return,no-untyped-call]
 
 
+def collect(
+    group: AxisGroup,
+    value: Tensor,
+    dim: int,
+    lengths: Sequence[int],
+    owners: Sequence[int],
+    outer: int = 1,
+    inner: int = 1,
+) -> Tensor:
+    """A cut dim becomes whole on every rank and goes into compute that differs: its gradients are summed."""
+    return _Collect.apply(value, group, _pieces(group, dim, lengths, owners, outer, inner))  # type: ignore[no-any-return,no-untyped-call]
+
+
 def split(
     group: AxisGroup,
     value: Tensor,
@@ -225,6 +257,7 @@ COLLECTIVES: Mapping[str, Callable[..., Any]] = {
     "dist.once.default": once,
     "dist.maximum.default": maximum,
     "dist.gather.default": gather,
+    "dist.collect.default": collect,
     "dist.split.default": split,
     "dist.scatter.default": scatter,
 }

@@ -78,6 +78,8 @@ def node_work(node: Node, tensors: Sequence[Tensor], results: Sequence[Any], dim
         return touched + made * math.prod(_kernel(node, tensors[0], results[0], dims))
     if name == "scaled_dot_product_attention":
         return touched + 2.0 * made * tensors[1].shape[-2]
+    if name == "attention":  # over the keys of all ranks of its axis
+        return touched + 2.0 * made * sum(resolve(node.args["lengths"], dims))
     return touched
 
 

@@ -342,13 +342,15 @@ dist.reduce.default(T self, *, e axis) -> T
 dist.once.default(T self, *, e axis) -> T
 dist.maximum.default(T self, *, e axis) -> T
 dist.gather.default(T self, i dim, i* lengths, i* owners, i outer=1, i inner=1, *, e axis) -> T
+dist.collect.default(T self, i dim, i* lengths, i* owners, i outer=1, i inner=1, *, e axis) -> T
 dist.split.default(T self, i dim, i* lengths, i* owners, i outer=1, i inner=1, *, e axis) -> T
 dist.scatter.default(T self, i dim, i* sizes, *, e axis) -> T
+dist.attention.default(T query, T key, T value, T? attn_mask, b is_causal, f? scale, i* lengths, i* owners, e method, *, e axis) -> T
 """  # noqa: E501  one signature is one line
 
 WORDS = frozenset(
     {"none", "tanh", "trunc", "floor", "valid", "same", "constant", "reflect", "replicate", "circular", "ij", "xy"}
-    | {"tp", "cp"}
+    | {"tp", "cp", "all_gather", "ring", "ulysses"}
 )
 """What an argument of kind `e` may say."""
 

@@ -1,0 +1,151 @@
+"""Attention tile by tile, with the log-sum-exp of each row, so that parts of the keys can be merged.
+
+Softmax over a row is computed in parts: each part gives its own average of the values and the log of its sum, and two
+parts merge exactly (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax"; the gradients are those
+of FlashAttention, Dao et al. 2022, algorithm 4). Everything here is in 32 bits at least.
+
+Shapes: query [B, G, R, T, D], key [B, G, 1, S, D], value [B, G, 1, S, E]: G key heads, each for R query heads.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from distensor.core.sequence import Tile
+
+TILE = 1024
+"""Rows and columns of a tile: bounds the memory for scores to a few megabytes a head."""
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+def wide(value: Tensor) -> Tensor:
+    """The same numbers in 32 bits at least."""
+    return value.float() if value.dtype in _HALVES else value
+
+
+def folded(value: Tensor, groups: int) -> Tensor:
+    """[B, H, T, D] -> [B, G, R, T, D], in 32 bits at least."""
+    return wide(value).unflatten(1, (groups, value.shape[1] // groups))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mask:
+    """An attention mask [b, h, t, s] (each may be 1): bool (true means seen) or added to the scores."""
+
+    values: Tensor
+    groups: int
+
+    @staticmethod
+    def of(values: Tensor | None, groups: int) -> Mask | None:
+        """Masks of fewer dims are broadcast from the left, as attention does."""
+        if values is None:
+            return None
+        while values.ndim < 4:
+            values = values.unsqueeze(0)
+        return Mask(values=values, groups=groups)
+
+    def part(self, tile: Tile) -> Tensor:
+        """[b, g, r, rows, columns] for a tile: rows by place in the shard, columns by position."""
+        values = _narrowed(_narrowed(self.values, 2, tile.row, tile.rows), 3, tile.key, tile.columns)
+        heads = (1, 1) if values.shape[1] == 1 else (self.groups, values.shape[1] // self.groups)
+        return values.unflatten(1, heads)
+
+    def is_empty(self, tile: Tile) -> bool:
+        """Whether nothing of the tile is seen. Only bool masks are looked into."""
+        values = self.values
+        return values.dtype is torch.bool and values.device.type != "meta" and not bool(self.part(tile).any())
+
+
+def _narrowed(value: Tensor, dim: int, start: int, length: int) -> Tensor:
+    return value if value.shape[dim] == 1 else value.narrow(dim, start, length)
+
+
+def scores_of(query: Tensor, key: Tensor, scale: float, tile: Tile, mask: Mask | None) -> Tensor:
+    """[B, G, R, rows, columns]; minus infinity where a query does not see a key."""
+    scores = (query * scale) @ key.transpose(-2, -1)
+    if mask is not None:
+        part = mask.part(tile)
+        scores = scores.masked_fill(~part, -math.inf) if part.dtype is torch.bool else scores + part
+    if tile.is_cut:
+        first = tile.query - tile.key
+        unseen = scores.new_ones(tile.rows, tile.columns, dtype=torch.bool).triu(first + 1)
+        scores = scores.masked_fill(unseen, -math.inf)
+    return scores
+
+
+def _finite(logs: Tensor) -> Tensor:
+    """Rows that see nothing have the log of zero; exp(-inf - 0) is the zero that they need."""
+    return logs.masked_fill(logs == -math.inf, 0.0)
+
+
+def attend(scores: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """(average of the values [.., rows, E], log of the sum [.., rows, 1]) of one tile."""
+    logs = torch.logsumexp(scores, -1, keepdim=True)
+    return torch.exp(scores - _finite(logs)) @ value, logs
+
+
+def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """What both tiles of keys give together."""
+    logs = torch.logaddexp(first[1], second[1])
+    safe = _finite(logs)
+    return first[0] * torch.exp(first[1] - safe) + second[0] * torch.exp(second[1] - safe), logs
+
+
+class Running:
+    """Outputs of the queries of a shard, merged tile by tile."""
+
+    def __init__(self, query: Tensor, width: int) -> None:
+        self._query = query
+        self.out = query.new_zeros((*query.shape[:-1], width))
+        self.logs = query.new_full((*query.shape[:-1], 1), -math.inf)
+
+    def add(self, tile: Tile, key: Tensor, value: Tensor, scale: float, mask: Mask | None) -> None:
+        """Merge one tile; `key` and `value` are the shard that the tile's columns are of."""
+        if mask is not None and mask.is_empty(tile):
+            return
+        query, out, logs = (part.narrow(-2, tile.row, tile.rows) for part in (self._query, self.out, self.logs))
+        keys, values = (part.narrow(-2, tile.column, tile.columns) for part in (key, value))
+        merged = merge((out, logs), attend(scores_of(query, keys, scale, tile, mask), values))
+        out.copy_(merged[0])
+        logs.copy_(merged[1])
+
+
+class Backward:
+    """Gradients of the queries of a shard (and of their mask), tile by tile."""
+
+    def __init__(
+        self, query: Tensor, out: Tensor, logs: Tensor, gradient: Tensor, mask: Mask | None, wants_mask: bool
+    ) -> None:
+        self._query, self._gradient, self._mask = query, gradient, mask
+        self._logs = _finite(logs)
+        self._delta = (gradient * out).sum(-1, keepdim=True)
+        self.query = torch.zeros_like(query)
+        self.mask = torch.zeros_like(wide(mask.values)) if mask is not None and wants_mask else None
+
+    def add(self, tile: Tile, key: Tensor, value: Tensor, scale: float, to: tuple[Tensor, Tensor]) -> None:
+        """Add what one tile gives; `to` holds the gradients of the shard of keys and of values."""
+        if self._mask is not None and self._mask.is_empty(tile):
+            return
+        query, gradient, logs, delta, query_gradient = (
+            part.narrow(-2, tile.row, tile.rows)
+            for part in (self._query, self._gradient, self._logs, self._delta, self.query)
+        )
+        keys, values, key_gradient, value_gradient = (
+            part.narrow(-2, tile.column, tile.columns) for part in (key, value, *to)
+        )
+        weights = torch.exp(scores_of(query, keys, scale, tile, self._mask) - logs)
+        inner = weights * (gradient @ values.transpose(-2, -1) - delta)
+        query_gradient += inner @ keys * scale
+        key_gradient += (inner.transpose(-2, -1) @ query).sum(2, keepdim=True) * scale
+        value_gradient += (weights.transpose(-2, -1) @ gradient).sum(2, keepdim=True)
+        self._add_mask(tile, inner)
+
+    def _add_mask(self, tile: Tile, inner: Tensor) -> None:
+        if self.mask is None or self._mask is None:
+            return
+        part = Mask(values=self.mask, groups=self._mask.groups).part(tile)
+        part += inner.sum_to_size(part.shape)
