@@ -68,6 +68,7 @@ KEYWORDS = {
         "lr",
         "optimizer_options",
         "lr_schedule",
+        "ema",
         "loss",
         "loss_weight",
         "schedule",

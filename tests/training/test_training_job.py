@@ -180,6 +180,25 @@ def test_the_state_is_copied_into_the_module(job: TrainingJob, connection: Conne
     assert torch.equal(job._model.module.state_dict()["layer.weight"], torch.ones(2, 3))
 
 
+def test_the_average_is_of_the_trained_weights_alone(job: TrainingJob, connection: Connection) -> None:
+    """The second question is for everything else; what a worker sends beyond the average is refused."""
+    averages = {"0/layer.weight": torch.full((2, 3), 5.0), "0/layer.bias": torch.full((2,), 6.0)}
+    weights = {**STATE}
+
+    def answer(command: Command, meta: Any, tensors: Any = None, extra: Any = None, most_bytes: Any = None) -> Any:
+        connection.tensors[0] = averages if meta.get("averages") else weights
+        return Connection.command(connection, command, meta, tensors, extra, most_bytes)
+
+    connection.command = answer  # type: ignore[method-assign]
+    found = job.averages()
+    assert found["layer.weight"].unique().tolist() == [5.0]
+    assert found["layer.bias"].unique().tolist() == [6.0]
+    assert torch.equal(found["shift"], STATE["0/shift"])
+    averages["0/shift"] = torch.zeros(2)
+    with pytest.raises(WorkerFailedError, match="0/shift"):
+        job.averages()
+
+
 def test_a_loss_that_two_ranks_see_differently_is_none(job: TrainingJob, connection: Connection) -> None:
     assert job.evaluate(BATCH) == (1.5, 4.0)
     connection.meta[1]["loss"] = 1.4

@@ -64,7 +64,6 @@ def test_good_options_are_taken() -> None:
         ("backend", "nccl"),
         ("schedule", "zero_bubble"),
         ("schedule", "dualpipev"),
-        ("lr_schedule", "cosine"),
         ("parallel", ParallelConfig(tensor_parallel=2)),
         ("parallel", ParallelConfig(context_parallel=2)),
     ],

@@ -15,8 +15,8 @@ from distensor.core.errors import ConfigError, ProgramRejectedError
 from distensor.core.schedules import Action, Phase, actions_of_rank, check_schedule, rank_of_stage, stages_of_rank
 from distensor.node.pipeline import PipelineExecutor, Totals
 from distensor.node.tied import sum_tied_gradients
-from distensor.optim import build_optimizer, set_learning_rate
 from distensor.optim.clipping import NormType, clip_factor, partial_norm, whole_norm
+from distensor.optim.updater import Updater
 from distensor.program import Limits, StageProgram, StageRunner
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from distensor.node.ipc import WorkerAssignment
     from distensor.node.orders import JobPlan
+    from distensor.optim.updater import State
     from distensor.sync import GradientReducer
     from distensor.transport import DataPlane
 
@@ -103,7 +104,7 @@ class ShardEngine:
         )
         self._parameters = self._unique_parameters()
         try:
-            self._optimizer = build_optimizer(plan.optimizer, self._parameters)
+            self._updater = Updater(plan.optimizer, self._named_parameters())
         except ConfigError as error:
             raise ProgramRejectedError(str(error)) from error
         self._reducer = self._make_reducer()
@@ -161,6 +162,11 @@ class ShardEngine:
             if parameter.requires_grad
         ]
 
+    def _named_parameters(self) -> dict[str, Tensor]:
+        return {
+            f"{stage}/{name}": p for stage in self.own_stages for name, p in self._runners[stage].parameters.items()
+        }
+
     def _make_reducer(self) -> GradientReducer | None:
         if self._dp_group is None or not self._parameters:
             return None
@@ -213,6 +219,22 @@ class ShardEngine:
                     f"replace {key!r} with {tuple(tensor.shape)} {tensor.dtype}: no such weight here"
                 )
             target.copy_(tensor)
+        self._updater.refresh()
+
+    def averages(self) -> dict[str, Tensor]:
+        """The moving average of the trainable parameters by "stage/name"; empty where none is kept."""
+        return self._updater.averages()
+
+    def optimizer_state(self) -> State:
+        """By "stage/name" of each trainable parameter: what else the next steps depend on, by field."""
+        return self._updater.state()
+
+    def load_optimizer_state(self, state: State) -> None:
+        """Go on from what `optimizer_state` returned. Raises ProgramRejectedError for a state that does not fit."""
+        try:
+            self._updater.load_state(state)
+        except ConfigError as error:
+            raise ProgramRejectedError(str(error)) from error
 
     def _actions(self, micro_batches: int) -> tuple[Action, ...]:
         return actions_of_rank(
@@ -248,13 +270,7 @@ class ShardEngine:
         )
 
     def _apply(self, weight: float, norm: float, lr: float) -> None:
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        scale = clip_factor(norm, self._plan.clip_norm) / weight
-        if gradients:
-            torch._foreach_mul_(gradients, scale)
-        set_learning_rate(self._optimizer, lr)
-        if self._optimizer is not None:
-            self._optimizer.step()
+        self._updater.step(lr, clip_factor(norm, self._plan.clip_norm) / weight)
 
     def _counted_gradients(self) -> Iterator[Tensor]:
         """This rank's gradients, each weight of the model once in the whole mesh."""

@@ -203,7 +203,8 @@ class WorkerRuntime:
                 report, named = engine.gradients(sequence, split_batches(meta, tensors))
                 return _report(report), named if meta.get("wanted") else {}
             case Command.STATE:
-                return {}, engine.state() if meta.get("wanted") else {}
+                kept = engine.averages if meta.get("averages") else engine.state
+                return {}, kept() if meta.get("wanted") else {}
             case Command.REPLACE:
                 engine.replace(tensors)
                 return {}, {}

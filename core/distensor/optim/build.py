@@ -1,108 +1,58 @@
-"""Optimizers of torch.optim by name. The name and the options travel; the class never does."""
+"""Building an optimizer of torch.optim from its spec, and the words of a user into a spec."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from distensor.core.errors import ConfigError, UnsupportedOptionError
+from distensor.core.errors import ConfigError
+from distensor.nn.patterns import listed, nearest, parse
+from distensor.optim.spec import OptimizerSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-OPTIONS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
-    "sgd": {
-        "momentum": (int, float),
-        "dampening": (int, float),
-        "weight_decay": (int, float),
-        "nesterov": bool,
-    },
-    "adamw": {
-        "betas": (list, tuple),
-        "eps": (int, float),
-        "weight_decay": (int, float),
-        "amsgrad": bool,
-    },
-}
-"""The optimizers of this version and the options that each takes, besides `lr`."""
 
-LATER = ("adam", "adagrad", "rmsprop", "adamax", "nadam", "radam", "adafactor", "muon", "lbfgs", "distro", "demo")
+def make_spec(
+    name: str,
+    lr: float,
+    options: Mapping[str, Any],
+    ema: float | None,
+    parameters: Mapping[str, Tensor],
+) -> OptimizerSpec:
+    """A user's words as a spec for a model with these `parameters`.
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OptimizerSpec:
-    """Which optimizer, with which options.
+    `options` are those of torch.optim, and `no_decay`: patterns of the parameters that weight decay leaves alone.
 
     Raises:
-        UnsupportedOptionError: a name that this version knows of and does not build.
-        ConfigError: an unknown name or option, or an option of the wrong type.
+        ConfigError: an option or a pattern that fits nothing, or options that torch refuses together.
+        UnsupportedOptionError: as OptimizerSpec.
     """
-
-    name: str
-    lr: float
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.name in LATER:
-            raise UnsupportedOptionError(
-                f"optimizer={self.name!r} is not implemented in this version; use one of {', '.join(OPTIONS)}"
-            )
-        if self.name not in OPTIONS:
-            raise ConfigError(f"optimizer={self.name!r}: expected one of {', '.join(OPTIONS)}")
-        check_learning_rate(self.lr)
-        for key, value in self.options.items():
-            self._check_option(key, value)
-
-    def _check_option(self, key: str, value: object) -> None:
-        known = OPTIONS[self.name]
-        if key not in known:
-            raise ConfigError(
-                f"optimizer_options has {key!r}, which {self.name} does not take; it takes {', '.join(known)}"
-            )
-        wanted = known[key]
-        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-            raise ConfigError(f"optimizer_options[{key!r}]={value!r}: expected {_names(wanted)}")
-        if key == "betas":
-            _check_betas(value)
-        elif not isinstance(value, bool) and not 0 <= float(value) < math.inf:  # type: ignore[arg-type]
-            raise ConfigError(f"optimizer_options[{key!r}]={value!r}: expected a finite number of at least 0")
-
-    def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "lr": self.lr, "options": dict(self.options)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> OptimizerSpec:
-        """From another process; checked like a user's words."""
-        if not isinstance(data, Mapping):
-            raise ConfigError(f"optimizer {str(data)[:200]}: expected an object with name, lr and options")
-        options = data.get("options")
-        name, rate = data.get("name"), data.get("lr")
-        if not isinstance(options, Mapping) or not isinstance(name, str) or not isinstance(rate, int | float):
-            raise ConfigError(f"optimizer {str(data)[:200]}: expected name, lr and options")
-        return cls(name=name, lr=float(rate), options=options)
+    own = {key: value for key, value in options.items() if key != "no_decay"}
+    spec = OptimizerSpec(
+        name=name, lr=lr, options=own, no_decay=_match(options.get("no_decay", ()), parameters), ema=ema
+    )
+    if name == "muon":
+        _check_matrices(parameters)
+    check_optimizer(spec)
+    return spec
 
 
-def check_learning_rate(rate: object) -> float:
-    """The rate as a float, or ConfigError."""
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < math.inf:
-        raise ConfigError(f"lr={rate!r}: expected a finite number of at least 0")
-    return float(rate)
-
-
-def build_optimizer(spec: OptimizerSpec, parameters: Iterable[Tensor]) -> Optimizer | None:
-    """The optimizer over `parameters`, or None where there is nothing to train (a frozen stage)."""
-    import torch
-
-    trainable = [parameter for parameter in parameters if parameter.requires_grad]
-    if not trainable:
+def build_optimizer(spec: OptimizerSpec, parameters: Mapping[str, Tensor]) -> Optimizer | None:
+    """The optimizer over `parameters` by name, or None where there is nothing to train (a frozen stage)."""
+    trainable = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+    bare = set(spec.no_decay)
+    groups: list[dict[str, Any]] = [
+        {"params": [p for name, p in trainable.items() if name not in bare]},
+        {"params": [p for name, p in trainable.items() if name in bare], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if not groups:
         return None
-    classes: dict[str, Callable[..., Optimizer]] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
-    options = {key: tuple(value) if key == "betas" else value for key, value in spec.options.items()}
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in spec.options.items()}
     try:
-        return classes[spec.name](trainable, lr=spec.lr, **options)
+        return _classes()[spec.name](groups, lr=spec.lr, **options)
     except ValueError as error:
         raise ConfigError(f"optimizer {spec.name!r} with {dict(spec.options)}: {error}") from error
 
@@ -111,7 +61,7 @@ def check_optimizer(spec: OptimizerSpec) -> None:
     """Raise ConfigError for options that torch refuses together, before any worker hears of them."""
     import torch
 
-    build_optimizer(spec, [torch.nn.Parameter(torch.zeros(1))])
+    build_optimizer(spec, {"": torch.nn.Parameter(torch.zeros(1, 1))})
 
 
 def set_learning_rate(optimizer: Optimizer | None, rate: float) -> None:
@@ -120,11 +70,45 @@ def set_learning_rate(optimizer: Optimizer | None, rate: float) -> None:
             group["lr"] = rate
 
 
-def _check_betas(value: object) -> None:
-    betas = list(value) if isinstance(value, list | tuple) else []
-    if len(betas) != 2 or not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in betas):
-        raise ConfigError(f"optimizer_options['betas']={value!r}: expected two numbers in [0, 1)")
+def _classes() -> Mapping[str, Callable[..., Optimizer]]:
+    from torch import optim
+
+    return {
+        "sgd": optim.SGD,
+        "adam": optim.Adam,
+        "adamw": optim.AdamW,
+        "nadam": optim.NAdam,
+        "radam": optim.RAdam,
+        "adamax": optim.Adamax,
+        "adagrad": optim.Adagrad,
+        "adadelta": optim.Adadelta,
+        "rmsprop": optim.RMSprop,
+        "asgd": optim.ASGD,
+        "rprop": optim.Rprop,
+        "adafactor": optim.Adafactor,
+        "muon": optim.Muon,
+    }
 
 
-def _names(wanted: type | tuple[type, ...]) -> str:
-    return " or ".join(kind.__name__ for kind in (wanted if isinstance(wanted, tuple) else (wanted,)))
+def _match(patterns: object, names: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(patterns, str) or not isinstance(patterns, Iterable):
+        raise ConfigError(f"optimizer_options['no_decay']={patterns!r}: expected a list of patterns of parameters")
+    known = list(names)
+    found: dict[str, None] = {}
+    for text in patterns:
+        pattern = parse(text)
+        matched = [name for name in known if pattern.covers(name)]
+        if not matched:
+            why = pattern.problem or f"no parameter fits; the nearest are {listed(nearest(text, known))}"
+            raise ConfigError(f"optimizer_options['no_decay'] has {text!r}: {why}")
+        found.update(dict.fromkeys(matched))
+    return tuple(found)
+
+
+def _check_matrices(parameters: Mapping[str, Tensor]) -> None:
+    others = [name for name, tensor in parameters.items() if tensor.requires_grad and tensor.dim() != 2]
+    if others:
+        raise ConfigError(
+            f"optimizer='muon' updates matrices only; {listed(others)} have another number of dims: "
+            "freeze them or use another optimizer"
+        )

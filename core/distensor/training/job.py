@@ -12,6 +12,7 @@ import torch
 from distensor.core import DRIVER_RANK, Axis, Clock, RankLayout
 from distensor.core.control import JobState, Topology, Unit, UnitKey
 from distensor.optim import OptimizerSpec
+from distensor.optim.updater import kept_dtype
 from distensor.program import Source, capture, cut
 from distensor.program.calls import TORCH_DTYPES
 from distensor.program.values import weight_bytes
@@ -214,6 +215,16 @@ class TrainingJob:
             for name, tensor in _named(module).items()
             if name in kept
         }
+
+    def averages(self) -> dict[str, Tensor]:
+        """The moving average of the trainable weights, in fp32 or wider; everything else as it is."""
+        layouts = {
+            rank: {key: (kept_dtype(dtype), shape) for key, (dtype, shape) in layout.items()}
+            for rank, layout in self._layouts(gradients=True).items()
+        }
+        meta = {"averages": True}
+        replies = self._connection.command(Command.STATE, meta, extra=_wanted(layouts), most_bytes=_most(layouts))
+        return {**self.state(), **_merge(replies, layouts)}
 
     def copy_into_module(self) -> None:
         fresh = self.state()

@@ -11,6 +11,7 @@ from distensor.core import ParallelConfig
 from distensor.core.errors import ConfigError, UnsupportedOptionError
 from distensor.core.problems import Problems, nearest_name
 from distensor.core.schedules import Schedule, check_pipeline_sizes, check_schedule, parse_schedule, stages_of_rank
+from distensor.optim import parse_lr_schedule
 from distensor.optim.clipping import NormType, parse_norm_type
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class TrainerOptions:
             problems.check(_check_choice, keyword, value)
         for axis in ("tensor_parallel", "context_parallel"):
             problems.check(_check_axis, parallel, axis)
-        problems.check(_check_lr_schedule, lr_schedule)
+        problems.check(parse_lr_schedule, lr_schedule)
         problems.check(check_pipeline_sizes, ranks=parallel.pipeline_parallel, stages=model.stage_count)
         fields: dict[str, Any] = {
             "schedule": problems.check(_schedule, schedule, ranks=parallel.pipeline_parallel, stages=model.stage_count),
@@ -107,16 +108,6 @@ def _check_axis(parallel: ParallelConfig, keyword: str) -> None:
     size = getattr(parallel, keyword)
     if size > 1:
         raise UnsupportedOptionError(f"{keyword}={size} is not implemented in this version; use {keyword}=1")
-
-
-def _check_lr_schedule(lr_schedule: object) -> None:
-    if isinstance(lr_schedule, str):
-        raise UnsupportedOptionError(
-            f"lr_schedule={lr_schedule!r}: schedules by name are not implemented in this version; "
-            "pass a function of the step"
-        )
-    if lr_schedule is not None and not callable(lr_schedule):
-        raise ConfigError(f"lr_schedule={lr_schedule!r}: expected a function of the step, or None")
 
 
 def _schedule(name: str, *, ranks: int, stages: int) -> Schedule:

@@ -19,7 +19,7 @@ from distensor.core.errors import (
 )
 from distensor.core.ids import is_valid_name
 from distensor.core.problems import Problems
-from distensor.optim import OptimizerSpec, check_optimizer
+from distensor.optim import LrSchedule, OptimizerSpec, make_spec, parse_lr_schedule
 from distensor.training.job import TrainingJob
 from distensor.training.options import TrainerOptions
 from distensor.training.results import History, Parity, StepResult
@@ -44,9 +44,14 @@ class Trainer:
     Args:
         model: the module and its cut.
         parallel: the mesh. tensor_parallel and context_parallel above 1 are not implemented in this version.
-        optimizer: "adamw" or "sgd", as in torch.optim, with `optimizer_options`.
-        lr: the learning rate; assign `trainer.lr` to change it between steps.
-        lr_schedule: a function of the step number (1, 2, ...) that returns the learning rate of that step.
+        optimizer: the name of an optimizer of torch.optim in lower case ("adamw", "sgd", "adafactor", ...).
+        optimizer_options: its options by torch's names, and "no_decay": patterns of the parameters that weight decay
+            leaves alone, such as ["**.bias", "**.norm*"].
+        lr: the learning rate, the highest one under a schedule; assign `trainer.lr` to change it between steps.
+        lr_schedule: "constant", "linear", "cosine", "wsd", a `distensor.optim.LrSchedule`, or a function of the number
+            of the optimizer step (1, 2, ...) that returns the learning rate of that step.
+        ema: the decay of an exponential moving average of the weights, kept in fp32 by the workers and read with
+            `ema_state_dict`; None for none.
         loss: None when the module returns a scalar or something with `.loss`; else `loss(outputs, batch)`.
         loss_weight: how many elements the loss is a mean over; only needed where that cannot be read off the loss.
             "rows", or a function of the batch.
@@ -72,7 +77,8 @@ class Trainer:
         optimizer: str = "adamw",
         lr: float = 1e-3,
         optimizer_options: Mapping[str, Any] | None = None,
-        lr_schedule: Callable[[int], float] | str | None = None,
+        lr_schedule: LrSchedule | Callable[[int], float] | str | None = None,
+        ema: float | None = None,
         loss: Loss | None = None,
         loss_weight: LossWeight = None,
         schedule: str = "1f1b",
@@ -107,7 +113,7 @@ class Trainer:
             seed=seed,
         )
         problems.check(_check_name, name)
-        spec = problems.check(_optimizer_spec, optimizer, lr, optimizer_options)
+        spec = problems.check(_optimizer_spec, model, optimizer, lr, optimizer_options, ema)
         problems.report()
         assert options is not None, "no problem was reported"
         assert spec is not None, "no problem was reported"
@@ -118,7 +124,7 @@ class Trainer:
         self._optimizer = spec
         self._loss = loss
         self._loss_weight = loss_weight
-        self._lr_schedule = lr_schedule if callable(lr_schedule) else None
+        self._lr_schedule = parse_lr_schedule(lr_schedule)
         self._progress = sys.stderr.isatty() if progress is None else progress
         self._session = session
         self._attached: Session | None = None
@@ -169,6 +175,7 @@ class Trainer:
         history = History()
         accumulate = self.options.accumulate
         total = count_steps(data, epochs=epochs, accumulate=accumulate, max_steps=max_steps)
+        self._resolve_schedule(total)
         with _progress_bar(self.name, total, shown=self._progress) as bar:
             for window in windows(data, epochs=epochs, accumulate=accumulate, max_steps=max_steps):
                 result = self.step(*window, total_steps=None if total is None else self._base_total(history, total))
@@ -178,6 +185,15 @@ class Trainer:
                     on_step(result)
         self.pull()
         return history
+
+    def _resolve_schedule(self, total: int | None) -> None:
+        """A schedule without a number of steps takes that of its first fit."""
+        schedule = self._lr_schedule
+        if isinstance(schedule, LrSchedule) and schedule.needs_total:
+            if total is None:
+                wanted = "set its total_steps or fit(max_steps=)"
+                raise ConfigError(f"lr_schedule {schedule.curve.value!r}: the data has no length; {wanted}")
+            self._lr_schedule = schedule.with_total(self._step + total)
 
     def _base_total(self, history: History, total: int) -> int:
         return self._step - len(history) + total
@@ -192,9 +208,9 @@ class Trainer:
             BatchError: a batch cannot be cut as declared; nothing has been sent.
             DivergedError: the loss is not a finite number; no rank has applied the update.
         """
-        job = self._ready(*batches)
-        rate = self._rate(self._step + 1)
         number = self._step + 1
+        rate = self._rate(number)
+        job = self._ready(*batches)
         with self._noting_failure():
             result, committed = job.step(number, batches, rate, total_steps)
         if result.tokens == 0:
@@ -208,9 +224,12 @@ class Trainer:
         return result
 
     def _rate(self, step: int) -> float:
-        from distensor.optim.build import check_learning_rate
+        from distensor.optim.spec import check_learning_rate
 
-        return check_learning_rate(self.lr if self._lr_schedule is None else self._lr_schedule(step))
+        schedule = self._lr_schedule
+        if isinstance(schedule, LrSchedule):
+            return schedule.rate(step, check_learning_rate(self.lr))
+        return check_learning_rate(self.lr if schedule is None else schedule(step))
 
     def evaluate(self, data: Iterable[Any]) -> float:
         """The mean loss over all real elements of `data`, without dropout and without an update."""
@@ -256,6 +275,19 @@ class Trainer:
             return {name: tensor.detach().clone() for name, tensor in self.model.module.state_dict().items()}
         with self._noting_failure():
             return self._job.state()
+
+    def ema_state_dict(self) -> dict[str, Tensor]:
+        """Like `state_dict`, with the moving average in place of each trainable weight, in fp32 or wider.
+
+        Raises:
+            ConfigError: the trainer was made without `ema`.
+        """
+        if self._optimizer.ema is None:
+            raise ConfigError("ema_state_dict: this trainer keeps no moving average; make it with ema=0.999")
+        if self._job is None:
+            return self.state_dict()
+        with self._noting_failure():
+            return self._job.averages()
 
     def pull(self) -> None:
         """Copy the weights of the mesh into `model.module`."""
@@ -360,12 +392,12 @@ def _check_name(name: str) -> None:
         raise ConfigError(f"name={name!r}: expected 1 to 63 letters, digits, dots, dashes or underscores")
 
 
-def _optimizer_spec(name: object, lr: float, options: Mapping[str, Any] | None) -> OptimizerSpec:
+def _optimizer_spec(
+    model: DistributedModel, name: object, lr: float, options: Mapping[str, Any] | None, ema: float | None
+) -> OptimizerSpec:
     if not isinstance(name, str):
-        raise ConfigError(f"optimizer={name!r}: expected a name, 'adamw' or 'sgd'")
-    spec = OptimizerSpec(name=name, lr=lr, options=dict(options or {}))
-    check_optimizer(spec)
-    return spec
+        raise ConfigError(f"optimizer={name!r}: expected a name such as 'adamw'")
+    return make_spec(name, lr, options or {}, ema, dict(model.module.named_parameters()))
 
 
 def _progress_bar(name: str, total: int | None, *, shown: bool) -> Any:
