@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transport_kit import Authority, mesh
 
 from distensor.core import SYSTEM_CLOCK
-from distensor.core.schedules import Schedule, actions_of_rank
+from distensor.core.schedules import Schedule, actions_of_rank, rank_of_stage, splits_backward, stages_of_rank
 from distensor.node.pipeline import PipelineExecutor, Totals
 from distensor.program import Cut, StageRunner, capture, cut
 from distensor.transport import DataPlane
@@ -55,9 +55,10 @@ def pieces_of(module: nn.Module, stages: int) -> Cut:
     return cut(captured, {name: place * stages // 4 for name, place in STAGES.items()})
 
 
-def runners_of(pieces: Cut, rank: int, ranks: int) -> dict[int, StageRunner]:
-    own = range(rank, len(pieces.programs), ranks)
-    return {stage: StageRunner(pieces.programs[stage], pieces.weights(stage)) for stage in own}
+def runners_of(pieces: Cut, rank: int, ranks: int, schedule: Schedule = Schedule.GPIPE) -> dict[int, StageRunner]:
+    own = stages_of_rank(schedule, rank, ranks=ranks, stages=len(pieces.programs))
+    split = splits_backward(schedule)
+    return {stage: StageRunner(pieces.programs[stage], pieces.weights(stage), split_backward=split) for stage in own}
 
 
 def on_all(functions: Sequence[Callable[[], T]]) -> list[T]:
@@ -83,13 +84,18 @@ def on_all(functions: Sequence[Callable[[], T]]) -> list[T]:
 
 
 def executor(
-    plane: DataPlane, rank: int, ranks: int, stages: int, runners: Mapping[int, StageRunner]
+    plane: DataPlane,
+    rank: int,
+    ranks: int,
+    stages: int,
+    runners: Mapping[int, StageRunner],
+    schedule: Schedule = Schedule.GPIPE,
 ) -> PipelineExecutor:
     return PipelineExecutor(
         plane=plane,
         rank=rank,
         runners=runners,
-        rank_of_stage=[stage % ranks for stage in range(stages)],
+        rank_of_stage=[rank_of_stage(schedule, stage, ranks=ranks) for stage in range(stages)],
         device=torch.device("cpu"),
         clock=SYSTEM_CLOCK,
         seed=3,
@@ -111,7 +117,8 @@ def run_pipeline(
 
     def of_rank(rank: int) -> Totals:
         actions = actions_of_rank(schedule, rank=rank, ranks=ranks, stages=stages, micro_batches=len(batches))
-        return executor(planes[rank], rank, ranks, stages, runners[rank]).run(sequence, actions, batches, training=True)
+        ours = executor(planes[rank], rank, ranks, stages, runners[rank], schedule)
+        return ours.run(sequence, actions, batches, training=True)
 
     return on_all([lambda rank=rank: of_rank(rank) for rank in range(ranks)])  # type: ignore[misc]
 

@@ -62,7 +62,6 @@ def test_good_options_are_taken() -> None:
         ("checkpoint", "folder"),
         ("backend", "gloo"),
         ("backend", "nccl"),
-        ("schedule", "zero_bubble"),
         ("schedule", "dualpipev"),
         ("parallel", ParallelConfig(tensor_parallel=2)),
         ("parallel", ParallelConfig(context_parallel=2)),

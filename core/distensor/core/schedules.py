@@ -27,6 +27,7 @@ __all__ = [
     "check_warm_up",
     "parse_schedule",
     "rank_of_stage",
+    "splits_backward",
     "stages_of_rank",
     "takes_warm_up",
 ]
@@ -43,7 +44,7 @@ class Schedule(StrEnum):
     ZBV = "zbv"
 
 
-KNOWN_LATER = ("zero_bubble", "zbv", "dualpipev")
+KNOWN_LATER = ("dualpipev",)
 """Names of schedules that this version knows and does not have."""
 
 
@@ -113,6 +114,11 @@ def check_warm_up(warm_up: Sequence[int], *, ranks: int) -> None:
             f"warm_up={list(warm_up)}: expected {ranks} numbers of at least 0, none larger than the one before, for "
             f"example {[plain_warm_up(rank, ranks) for rank in range(ranks)]}"
         )
+
+
+def splits_backward(schedule: Schedule) -> bool:
+    """Whether its lists hold I and W instead of B."""
+    return schedule in (Schedule.ZERO_BUBBLE, Schedule.ZBV)
 
 
 def actions_of_rank(

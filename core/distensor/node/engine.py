@@ -12,7 +12,15 @@ import torch.distributed as dist
 
 from distensor.core import Axis, Clock, RankLayout
 from distensor.core.errors import ConfigError, ProgramRejectedError
-from distensor.core.schedules import Action, Phase, actions_of_rank, check_schedule, rank_of_stage, stages_of_rank
+from distensor.core.schedules import (
+    Action,
+    Phase,
+    actions_of_rank,
+    check_schedule,
+    rank_of_stage,
+    splits_backward,
+    stages_of_rank,
+)
 from distensor.node.pipeline import PipelineExecutor, Totals
 from distensor.node.tied import sum_tied_gradients
 from distensor.optim.clipping import NormType, clip_factor, partial_norm, whole_norm
@@ -86,7 +94,11 @@ class ShardEngine:
         limits = Limits() if self._memory_limit is None else Limits(max_bytes=self._memory_limit)
         self._runners = {
             stage: StageRunner(
-                StageProgram.from_json(text, limits), weights.get(stage, {}), self._device, limits=limits
+                StageProgram.from_json(text, limits),
+                weights.get(stage, {}),
+                self._device,
+                limits=limits,
+                split_backward=splits_backward(plan.schedule),
             )
             for stage, text in programs.items()
         }

@@ -17,7 +17,7 @@ from distensor.core.clock import Clock
 from distensor.core.errors import FrameError, ProgramRejectedError
 from distensor.core.schedules import Action, Phase
 from distensor.node.seeds import dropout_seed
-from distensor.program import Source
+from distensor.program import Source, WeightGradients
 from distensor.transport import Channel, DataPlane, Tag
 from distensor.transport.tensors import decode, encode
 
@@ -38,6 +38,8 @@ class Totals:
     weight: float = 0.0
     compute_seconds: float = 0.0
     wait_seconds: float = 0.0
+    in_flight: int = 0
+    """The most micro-batches (of one stage each) whose activations were held at once."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -46,6 +48,7 @@ class _Held:
 
     received: list[Tensor]
     outputs: list[Tensor]
+    put_off: WeightGradients | None
     loss: Tensor | None = None
     weight: float = 0.0
 
@@ -57,7 +60,9 @@ class _Run:
     sequence: int
     batches: Sequence[Batch]
     training: bool
+    split: bool
     held: dict[tuple[int, int], _Held] = field(default_factory=dict)
+    put_off: dict[tuple[int, int], WeightGradients] = field(default_factory=dict)
     local: dict[tuple[Channel, int, int], list[Tensor]] = field(default_factory=dict)
     sends: list[SendHandle] = field(default_factory=list)
     totals: Totals = field(default_factory=Totals)
@@ -101,16 +106,25 @@ class PipelineExecutor:
         Raises:
             PeerLostError: a neighbour went away.
         """
-        run = _Run(sequence=sequence, batches=batches, training=training)
+        split = any(action.phase is Phase.WEIGHT_GRADIENT for action in actions)
+        run = _Run(sequence=sequence, batches=batches, training=training, split=split)
         with torch.set_grad_enabled(training):
             for action in actions:
-                if action.phase is Phase.FORWARD:
-                    self._forward(run, action.stage, action.micro_batch, keep=training)
-                else:
-                    self._backward(run, action.stage, action.micro_batch)
+                self._act(run, action)
         for handle in run.sends:
             handle.wait(None)
         return run.totals
+
+    def _act(self, run: _Run, action: Action) -> None:
+        match action.phase:
+            case Phase.FORWARD:
+                self._forward(run, action.stage, action.micro_batch, keep=run.training)
+            case Phase.WEIGHT_GRADIENT:
+                self._weight_gradients(run, action.stage, action.micro_batch)
+            case Phase.INPUT_GRADIENT | Phase.BACKWARD:
+                self._backward(run, action.stage, action.micro_batch)
+                if run.split and action.phase is Phase.BACKWARD:
+                    self._weight_gradients(run, action.stage, action.micro_batch)
 
     def _forward(self, run: _Run, stage: int, micro: int, *, keep: bool) -> None:
         runner = self._runners[stage]
@@ -124,8 +138,8 @@ class PipelineExecutor:
         inputs.update(self._batch_inputs(program, run.batches[micro]))
         started = self._clock.monotonic()
         seed = dropout_seed(self._seed, run.sequence, self._replica, micro)
-        outputs = runner.forward(inputs, seed=seed, training=run.training)
-        held = _Held(received=received, outputs=[])
+        held = _Held(received=received, outputs=[], put_off=WeightGradients() if run.split else None)
+        outputs = runner.forward(inputs, seed=seed, training=run.training, put_off=held.put_off)
         if program.is_last:
             self._take_loss(run, program, outputs, held)
         else:
@@ -135,6 +149,7 @@ class PipelineExecutor:
             self._send(run, Channel.ACTIVATION, stage + 1, stage + 1, micro, [t.detach() for t in held.outputs])
         if keep:
             run.held[stage, micro] = held
+            run.totals.in_flight = max(run.totals.in_flight, len(run.held) + len(run.put_off))
 
     def _batch_inputs(self, program: StageProgram, batch: Batch) -> dict[str, Tensor]:
         names = [spec.name for spec in program.inputs_from(Source.BATCH)]
@@ -165,8 +180,15 @@ class PipelineExecutor:
         wanted = [tensor for tensor in held.received if tensor.requires_grad]
         gradients = [torch.zeros_like(t) if t.grad is None else t.grad for t in wanted]
         run.totals.compute_seconds += self._clock.monotonic() - started
+        if held.put_off is not None:
+            run.put_off[stage, micro] = held.put_off
         if gradients:
             self._send(run, Channel.GRADIENT, stage - 1, stage - 1, micro, gradients)
+
+    def _weight_gradients(self, run: _Run, stage: int, micro: int) -> None:
+        started = self._clock.monotonic()
+        run.put_off.pop((stage, micro)).run()
+        run.totals.compute_seconds += self._clock.monotonic() - started
 
     def _loss_root(self, held: _Held) -> tuple[list[Tensor], list[Tensor]]:
         loss = held.loss

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from distensor.program.batch import run_module
     from distensor.program.capturing import Captured, capture
     from distensor.program.cutting import Cut, TiedGroup, cut
+    from distensor.program.deferral import WeightGradients
     from distensor.program.partitioning import Partition, partition
     from distensor.program.runner import StageRunner
     from distensor.program.shapes import Cost, check_shapes
@@ -29,6 +30,7 @@ _HOME = {
     "StageProgram": "stage_program",
     "StageRunner": "runner",
     "TiedGroup": "cutting",
+    "WeightGradients": "deferral",
     "capture": "capturing",
     "check_shapes": "shapes",
     "cut": "cutting",
@@ -47,6 +49,7 @@ __all__ = [
     "StageProgram",
     "StageRunner",
     "TiedGroup",
+    "WeightGradients",
     "capture",
     "check_shapes",
     "cut",

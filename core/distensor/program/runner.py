@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from distensor.core.errors import ProgramRejectedError
 from distensor.program.axes import Groups, check_groups
 from distensor.program.calls import TORCH_DTYPES, resolve
+from distensor.program.deferral import Deferral, WeightGradients
 from distensor.program.draws import Draws
 from distensor.program.expressions import Size, evaluate, show
 from distensor.program.shapes import check_shapes
@@ -30,7 +31,8 @@ class StageRunner:
 
     `parameters` are leaf tensors that collect gradients. With `limits`, every new size of the batch is checked on
     the meta device before it runs, so that no caller can make this process allocate beyond them.
-    `axes` are the groups of a program that is one of several.
+    `axes` are the groups of a program that is one of several. With `split_backward`, a forward pass can put off the
+    gradients of weights.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class StageRunner:
         *,
         limits: Limits | None = None,
         axes: Groups | None = None,
+        split_backward: bool = False,
     ) -> None:
         check_groups(program.axes, axes or {})
         self.program = program
@@ -52,22 +55,31 @@ class StageRunner:
         }
         self.buffers: dict[str, Tensor] = {spec.name: _take(spec, weights, self.device) for spec in program.buffers}
         self._draws = Draws(self.device)
-        self._tape: Tape = record(program, self._draws, self.device, axes or {})
+        self._deferral = Deferral() if split_backward else None
+        self._tape: Tape = record(program, self._draws, self.device, axes or {}, self._deferral)
         self._bindings: OrderedDict[tuple[int, ...], Environment] = OrderedDict()
         self._checked: list[tuple[int, ...]] = []
 
     def forward(
-        self, inputs: Mapping[str, Tensor], *, seed: int | None = None, training: bool = True
+        self,
+        inputs: Mapping[str, Tensor],
+        *,
+        seed: int | None = None,
+        training: bool = True,
+        put_off: WeightGradients | None = None,
     ) -> dict[str, Tensor]:
         """Outputs (and loss and weight of the last stage) by name.
 
-        Dropout draws from `seed` alone; `training=False` switches it off.
+        Dropout draws from `seed` alone; `training=False` switches it off. What the backward pass of these outputs
+        puts off goes into `put_off`, where the runner splits its backward.
         """
         tape = self._tape
         environment = list(self._environment(self._bind(inputs)))
         for slot, name in tape.inputs:
             environment[slot] = inputs[name]
         self._draws.start(seed, training)
+        if self._deferral is not None:
+            self._deferral.start(put_off)
         _run(tape, environment)
         return {name: environment[slot] for name, slot in tape.results}
 

@@ -12,8 +12,10 @@ import torch
 from distensor.program.axes import Groups
 from distensor.program.calls import Call
 from distensor.program.collectives import COLLECTIVES
+from distensor.program.deferral import Deferral
 from distensor.program.draws import Draws
 from distensor.program.ops import RANDOM
+from distensor.program.products import putting_off
 from distensor.program.signatures import SIGNATURES
 from distensor.program.values import Node, ProgramData, Ref, WeightRef
 
@@ -37,14 +39,20 @@ class Tape:
     places: list[str] = field(default_factory=list)
 
 
-def record(program: ProgramData, draws: Draws, device: torch.device, groups: Groups) -> Tape:
-    """The tape of a checked program."""
-    return _Recorder(program, draws, device, groups).record()
+def record(
+    program: ProgramData, draws: Draws, device: torch.device, groups: Groups, deferral: Deferral | None = None
+) -> Tape:
+    """The tape of a checked program; with `deferral`, products that can put off their weights' gradients."""
+    return _Recorder(program, draws, device, groups, deferral).record()
 
 
 class _Recorder:
-    def __init__(self, program: ProgramData, draws: Draws, device: torch.device, groups: Groups) -> None:
+    def __init__(
+        self, program: ProgramData, draws: Draws, device: torch.device, groups: Groups, deferral: Deferral | None
+    ) -> None:
         self._program = program
+        self._deferral = deferral
+        self._products = putting_off(program) if deferral is not None else {}
         self._draws = draws
         self._device = device
         self._groups = groups
@@ -60,8 +68,8 @@ class _Recorder:
         self._constants.update(self._weights[buffer.name] for buffer in self._program.buffers)
         for spec in self._program.inputs:
             self._values[spec.name] = self._slot()
-        for node in self._program.nodes:
-            self._record_node(node)
+        for index, node in enumerate(self._program.nodes):
+            self._record_node(node, self._products.get(index))
         self._finish()
         return self._tape
 
@@ -69,8 +77,10 @@ class _Recorder:
         self._tape.slots += 1
         return self._tape.slots - 1
 
-    def _record_node(self, node: Node) -> None:
+    def _record_node(self, node: Node, group: int | None) -> None:
         call = Call(node, self._draws, self._device, self._groups)
+        if group is not None and self._deferral is not None:
+            call.function = self._deferral.wrap(node.op, group, call.function)
         sources = [self._source(value) for value in call.arguments]
         constant = _is_fixed(node) and all(slot in self._constants for slot in sources)
         out = self._slot()

@@ -55,7 +55,8 @@ class Trainer:
         loss: None when the module returns a scalar or something with `.loss`; else `loss(outputs, batch)`.
         loss_weight: how many elements the loss is a mean over; only needed where that cannot be read off the loss.
             "rows", or a function of the batch.
-        schedule: "1f1b", "gpipe", "looped_bfs", or "interleaved" with several stages a rank.
+        schedule: "1f1b", "gpipe", "looped_bfs", "zero_bubble"; "interleaved" with several stages a rank, "zbv" with
+            two, placed as a V: rank r then holds the stages r and 2P-1-r.
         micro_batches: how many parts a replica's rows are cut into; by default twice the pipeline's ranks.
         clip_norm: the largest norm that the gradient of the whole model may have.
         norm_type: which norm: 2.0, 1.0 or "inf". `StepResult.grad_norm` is of this type too.
