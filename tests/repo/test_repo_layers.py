@@ -25,6 +25,7 @@ PLANTS = {
     "service": ("distensor/hub/planted.py", "import distensor.program"),
     "torch-free": ("distensor/comm/planted.py", "def later():\n    import torch"),
     "probe-protected": ("distensor_server/devices/planted.py", "import distensor_server.devices.probe"),
+    "group-helpers-protected": ("distensor/sync/planted_too.py", "import distensor.core.distributed"),
     "dashboard-alone": ("distensor_tui/planted.py", "import distensor.core"),
     "supervisor": ("distensor_server/planted.py", "import distensor.transport"),
     "core-alone": ("distensor/training/planted.py", "import distensor_server"),

@@ -7,6 +7,7 @@ DistensorError
 |   +-- StageMappingError           patterns against modules and parameters
 |   +-- ShardingError               ShardingSpec against parameters
 |   +-- BatchError                  a batch that the declared cut cannot take
+|   +-- GroupMismatchError          ranks of a group call one helper with different things
 |   +-- CaptureError                the module cannot become a StageProgram
 |       +-- UnsupportedOpError      an operation outside the table
 +-- ProgramRejectedError            a StageProgram or its weights failed validation
@@ -60,6 +61,10 @@ class ShardingError(UserError):
 
 class BatchError(UserError):
     """A batch that the declared cut cannot take."""
+
+
+class GroupMismatchError(UserError):
+    """The ranks of a group called one helper with different things; every one of them raises."""
 
 
 class CaptureError(UserError):
