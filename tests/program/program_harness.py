@@ -36,10 +36,11 @@ def runners_of(pieces: Cut) -> list[StageRunner]:
     return [StageRunner(program, pieces.weights(program.stage)) for program in loaded]
 
 
-def eager(module: nn.Module, batch: Any, loss: Any) -> Result:
-    """The reference: the module as it is, in one process."""
+def eager(module: nn.Module, batch: Any, loss: Any, *, autocast: bool = False) -> Result:
+    """The reference: the module as it is, in one process. The backward pass of autocast is outside of it."""
     module.zero_grad(set_to_none=True)
-    value = run_module(module, batch, loss)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        value = run_module(module, batch, loss)
     value.backward()
     gradients = {
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()

@@ -58,7 +58,7 @@ def test_good_options_are_taken() -> None:
         ("sync", "zero3"),
         ("sync", "distro"),
         ("sync", "diloco"),
-        ("precision", "bf16"),
+        ("precision", "fp16"),
         ("checkpoint", "folder"),
         ("backend", "gloo"),
         ("backend", "nccl"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from distensor.core.compute import Precision
 from distensor.training.parity import compare, relative_difference, relative_loss_difference
 
 
@@ -65,3 +66,12 @@ def test_differences_are_relative() -> None:
     assert relative_loss_difference(1.1, 1.0) == pytest.approx(0.1)
     assert relative_loss_difference(0.5, 0.0) == 0.5
     assert relative_loss_difference(1.0, math.nan) == math.inf
+
+
+def test_bfloat16_is_compared_with_eager_autocast(module: Model) -> None:
+    names, parameters = zip(*module.named_parameters(), strict=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = module(BATCH)
+    gradients = dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+    assert compare(module, BATCH, None, loss.item(), gradients, Precision.BF16).max_relative_difference == 0
+    assert compare(module, BATCH, None, loss.item(), gradients).max_relative_difference > 1e-5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import warnings
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 
+from distensor.core.compute import Precision
 from distensor.core.errors import BatchError, CaptureError
 from distensor.core.layouts import WeightLayout
 from distensor.program.batch import Batch, Loss, Structure, Wrapper, flatten
@@ -20,8 +22,20 @@ from distensor.program.calls import DTYPES
 from distensor.program.guards import Guard, parse_guards
 from distensor.program.losses import LossWeight, find_weight
 from distensor.program.lowering import Lowering
+from distensor.program.precision import check_traced_dtypes
 from distensor.program.sizes import SizeReader, name_dims
-from distensor.program.values import AxisSpec, Dim, Node, Ref, ValueSpec, WeightSpec
+from distensor.program.values import (
+    AxisSpec,
+    Dim,
+    DType,
+    InputSpec,
+    Node,
+    ProgramData,
+    Ref,
+    Source,
+    ValueSpec,
+    WeightSpec,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +62,18 @@ class Captured:
     """Weights of which this graph holds its part of the axis tp."""
 
 
-def capture(module: nn.Module, example: Batch, *, loss: Loss | None = None, loss_weight: LossWeight = None) -> Captured:
+def capture(
+    module: nn.Module,
+    example: Batch,
+    *,
+    loss: Loss | None = None,
+    loss_weight: LossWeight = None,
+    precision: Precision = Precision.FP32,
+) -> Captured:
     """Capture `module` and its loss on an example batch.
+
+    `precision` bf16 gives the graph of the module under autocast (see `distensor.program.precision`); its loss is
+    float32.
 
     `loss_weight` tells what the loss is the mean over, where that cannot be found: "rows" of the batch, or
     callable(batch) -> number of elements as a tensor.
@@ -64,8 +88,41 @@ def capture(module: nn.Module, example: Batch, *, loss: Loss | None = None, loss
     _check_example(tensors)
     count = loss_weight if callable(loss_weight) else None
     wrapper = Wrapper(module, structure, tuple(tensors), loss, count)
-    exported = _export(wrapper, _enlarged(tensors))
-    return _Capture(wrapper, exported, tensors).finish(None if callable(loss_weight) else loss_weight)
+    autocast = precision is Precision.BF16
+    if autocast:
+        _check_devices(module)
+    exported = _export(wrapper, _enlarged(tensors), autocast=autocast)
+    lowering = Lowering(GraphBuilder(), SizeReader(), autocast=autocast)
+    captured = _Capture(wrapper, exported, tensors, lowering).finish(None if callable(loss_weight) else loss_weight)
+    if lowering.met_autocast:
+        check_traced_dtypes(_whole(captured), {name: info.dtype for name, info in captured.values.items()})
+    return captured
+
+
+def _check_devices(module: nn.Module) -> None:
+    """Autocast has another list for each kind of device; ours is that of the CPU, wherever the workers compute."""
+    for name, value in itertools.chain(module.named_parameters(), module.named_buffers()):
+        if value.device.type != "cpu":
+            raise CaptureError(
+                f"precision='bf16' captures a module on the CPU and {name!r} is on {value.device}; "
+                "call module.to('cpu') first: the workers choose their own devices"
+            )
+
+
+def _whole(captured: Captured) -> ProgramData:
+    """The graph as one stage."""
+    return ProgramData(
+        stage=0,
+        stages=1,
+        dims=captured.dims,
+        inputs=tuple(InputSpec(value=spec, source=Source.BATCH) for spec in captured.inputs),
+        outputs=(),
+        parameters=tuple(captured.parameters.values()),
+        buffers=tuple(captured.buffers.values()),
+        nodes=captured.nodes,
+        loss=captured.loss,
+        weight=captured.weight,
+    )
 
 
 def _check_example(tensors: Mapping[str, Tensor]) -> None:
@@ -88,11 +145,11 @@ def _enlarged(tensors: Mapping[str, Tensor]) -> list[Tensor]:
     return [torch.cat([value, value]) if value.ndim else value.clone() for value in tensors.values()]
 
 
-def _export(wrapper: Wrapper, tensors: list[Tensor]) -> torch.export.ExportedProgram:
+def _export(wrapper: Wrapper, tensors: list[Tensor], *, autocast: bool) -> torch.export.ExportedProgram:
     sequences = {value.shape[1] for value in tensors if value.ndim > 1 and not value.is_floating_point()}
     dynamic = tuple(_dynamic_dims(value, sequences) for value in tensors)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             warnings.simplefilter("ignore")  # export warns about its own internals
             return torch.export.export(wrapper, tuple(tensors), dynamic_shapes=(dynamic,), strict=False)
     except (CaptureError, BatchError):
@@ -140,13 +197,14 @@ def _first_line(error: Exception) -> str:
 class _Capture:
     """From an ExportedProgram to a Captured."""
 
-    def __init__(self, wrapper: Wrapper, exported: Any, example: Mapping[str, Tensor]) -> None:
+    def __init__(self, wrapper: Wrapper, exported: Any, example: Mapping[str, Tensor], lowering: Lowering) -> None:
         self._wrapper = wrapper
         self._module: nn.Module = wrapper.module
         self._exported = exported
         self._example = example
-        self._sizes = SizeReader()
-        self._builder = GraphBuilder()
+        self._lowering = lowering
+        self._sizes = lowering.sizes
+        self._builder = lowering.builder
         self._parameters: dict[str, WeightSpec] = {}
         self._buffers: dict[str, WeightSpec] = {}
         self._constants: dict[str, Tensor] = {}
@@ -155,13 +213,14 @@ class _Capture:
 
     def finish(self, loss_weight: Literal["rows"] | None) -> Captured:
         values = self._placeholders()
-        result, *rest = Lowering(self._builder, self._sizes).run(self._exported.graph_module, values)
+        result, *rest = self._lowering.run(self._exported.graph_module, values)
         if not isinstance(result, Place):
             raise CaptureError("the loss does not depend on the batch or the parameters")
         loss = self._builder.read(result)
         if not isinstance(loss, Ref) or not self._builder.info(loss).requires_grad:
             raise CaptureError("the loss depends on no parameter that requires a gradient")
         self._builder.module = ""
+        loss = self._in_float32(loss)
         weight = find_weight(self._builder, loss, self._read(rest[0]) if rest else loss_weight)
         nodes = live_nodes(self._builder.nodes, {loss.name, weight.name})
         return Captured(
@@ -179,6 +238,14 @@ class _Capture:
             weight=weight.name,
             guards=parse_guards(self._exported, self._wrapper.names),
         )
+
+    def _in_float32(self, loss: Ref) -> Ref:
+        """What is multiplied by the number of elements and summed over the batch must not be rounded to 8 bits."""
+        info = self._builder.info(loss)
+        if info.dtype.itemsize >= 4:
+            return loss
+        wide = Info(dtype=DType.FLOAT32, shape=info.shape, requires_grad=True)
+        return self._builder.emit_one("aten.to.dtype", {"self": loss, "dtype": wide.dtype.value}, wide, "loss")
 
     def _read(self, bound: Any) -> Ref:
         name = self._builder.read(bound) if isinstance(bound, Place) else None
@@ -203,7 +270,7 @@ class _Capture:
         return bound
 
     def _input(self, name: str, value: Tensor) -> Ref:
-        shape = tuple(Lowering(self._builder, self._sizes).extent(size) for size in value.shape)
+        shape = tuple(self._lowering.extent(size) for size in value.shape)
         rows = max((tensor.shape[0] for tensor in self._example.values() if tensor.ndim), default=1)
         if value.ndim and isinstance(shape[0], int) and shape[0] != 1 and rows >= 1:
             raise CaptureError(

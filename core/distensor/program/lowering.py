@@ -16,10 +16,11 @@ from distensor.program.builder import VIEWS, GraphBuilder, Info, Name, Place, Vi
 from distensor.program.calls import DTYPES
 from distensor.program.expressions import Extent, Size
 from distensor.program.ops import FIXED_ARGUMENTS, RANDOM
+from distensor.program.precision import is_eligible, operand_dtype
 from distensor.program.rewrites import INPLACE, REWRITES, Rewrite
 from distensor.program.signatures import SIGNATURES, Signature
 from distensor.program.sizes import SizeReader
-from distensor.program.values import Argument, DType, Ref
+from distensor.program.values import Argument, DType, Ref, WeightRef
 
 _DROPPED_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "non_blocking"})
 _ASSERTIONS = frozenset(
@@ -44,9 +45,13 @@ Bound = Any
 class Lowering:
     """Walks a captured graph. `values` holds the placeholders to begin with."""
 
-    def __init__(self, builder: GraphBuilder, sizes: SizeReader) -> None:
+    def __init__(self, builder: GraphBuilder, sizes: SizeReader, *, autocast: bool = False) -> None:
         self.builder = builder
-        self._sizes = sizes
+        self.sizes = sizes
+        self._autocast = autocast
+        """Whether the nodes at hand were traced under autocast to bfloat16; the module may switch it."""
+        self.met_autocast = autocast
+        self._cast_weights: dict[tuple[str, DType], Place] = {}
 
     def run(self, graph_module: fx.GraphModule, values: dict[fx.Node, Bound]) -> list[Bound]:
         """Lower every node; returns what the graph's output holds, flat."""
@@ -75,7 +80,7 @@ class Lowering:
     def _call(self, node: fx.Node, values: dict[fx.Node, Bound]) -> Bound:
         value = node.meta.get("val")
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return self._sizes.read(value)
+            return self.sizes.read(value)
         if node.target is operator.getitem:
             return self._bound(node.args[0], values)[node.args[1]]
         name = str(node.target)
@@ -90,19 +95,30 @@ class Lowering:
         return self._operation(name, node, values)
 
     def _region(self, name: str, node: fx.Node, values: dict[fx.Node, Bound]) -> Bound:
-        """A block under no_grad, enable_grad or autocast(enabled=False): its nodes are taken in as they are."""
+        """A block under no_grad, enable_grad or autocast: its nodes are taken in as they are."""
         args = [self._bound(item, values) for item in node.args]
+        autocast = self._autocast
         if name == "wrap_with_set_grad_enabled":
             gradients, inner, rest = bool(args[0]), args[1], args[2:]
-        elif name == "wrap_with_autocast" and not args[2]:
+        elif name == "wrap_with_autocast":
             gradients, inner, rest = True, args[4], args[5:]
+            self._switch_autocast(*args[:3])
         else:
             self._unsupported(name)
         outer = self.builder.module
         placeholders = [item for item in inner.graph.nodes if item.op == "placeholder"]
         results = self.run(inner, dict(zip(placeholders, rest, strict=True)))
-        self.builder.module = outer
+        self.builder.module, self._autocast = outer, autocast
         return results if gradients else [self._detached(result) for result in results]
+
+    def _switch_autocast(self, device: str, dtype: torch.dtype, enabled: bool) -> None:
+        """A region of another device's autocast changes nothing: capture runs on the CPU."""
+        if device != "cpu":
+            return
+        if enabled and dtype is not torch.bfloat16:
+            raise CaptureError(f"autocast to {dtype} in {self.builder.module!r}; only torch.bfloat16 is supported")
+        self._autocast = enabled
+        self.met_autocast |= enabled
 
     def _detached(self, bound: Bound) -> Bound:
         """What leaves a no_grad block carries no gradient."""
@@ -140,12 +156,44 @@ class Lowering:
         signature = SIGNATURES.get(name)
         if signature is None:
             self._unsupported(name)
+        if self._autocast:
+            raw = self._cast_operands(name, raw)
         args = self._arguments(signature, raw)
         random = name in RANDOM and (not name.startswith("aten.scaled_dot") or bool(args.get("dropout_p")))
         results = self.builder.emit(name, args, infos, node.name, random=random)
         if isinstance(node.meta.get("val"), (list, tuple)):
             return [Place(result) for result in results]
         return self._place(name, raw, args, results[0])
+
+    def _cast_operands(self, name: str, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        dtypes = [self.builder.info(self.builder.read(place)).dtype for place in _places(raw)]
+        dtype = operand_dtype(name, dtypes)
+        if dtype is None:
+            return raw
+        return {
+            key: tuple(self._cast(item, dtype) for item in value)
+            if isinstance(value, tuple)
+            else self._cast(value, dtype)
+            for key, value in raw.items()
+        }
+
+    def _cast(self, value: Any, dtype: DType) -> Any:
+        """A tensor in another type. A trained weight is cast once and shared, so that its gradient is rounded once."""
+        if not isinstance(value, Place):
+            return value
+        name = self.builder.read(value)
+        info = self.builder.info(name)
+        if not is_eligible(info.dtype) or info.dtype is dtype:
+            return value
+        shared = self._cast_weights.get((name.name, dtype)) if isinstance(name, WeightRef) else None
+        if shared is not None:
+            return shared
+        cast = Info(dtype=dtype, shape=info.shape, requires_grad=info.requires_grad)
+        args: dict[str, Argument] = {"self": name, "dtype": dtype.value}
+        made = Place(self.builder.emit_one("aten.to.dtype", args, cast, name.name.lstrip("%").rpartition(".")[2]))
+        if isinstance(name, WeightRef):
+            self._cast_weights[name.name, dtype] = made
+        return made
 
     def _place(self, name: str, raw: Mapping[str, Any], args: Mapping[str, Argument], result: Ref) -> Place:
         parent = raw.get("self")
@@ -205,7 +253,7 @@ class Lowering:
             return DTYPES[value].value
         if isinstance(value, torch.memory_format):
             return _FORMATS.get(value, str(value))
-        return self._sizes.read(value)
+        return self.sizes.read(value)
 
     def _arguments(self, signature: Signature, raw: Mapping[str, Any]) -> dict[str, Argument]:
         args: dict[str, Argument] = {}
@@ -260,7 +308,7 @@ class Lowering:
         return Info(dtype=dtype, shape=shape, requires_grad=needs and dtype.is_floating and not detached)
 
     def extent(self, size: Any) -> Extent:
-        value = self._sizes.read(size)
+        value = self.sizes.read(size)
         assert isinstance(value, (int, Size))
         return value
 

@@ -96,6 +96,8 @@ class _Placer:
     lookup: _StageLookup
     _stage: dict[str, int] = field(default_factory=dict)
     _glue: set[str] = field(default_factory=set)
+    _casts: dict[str, str] = field(default_factory=dict)
+    """Casts of parameters: value -> parameter. Copied where they are used: no cast weight crosses a border."""
 
     def run(self) -> Placement:
         self._glue.update(spec.name for spec in self.captured.inputs)
@@ -105,6 +107,10 @@ class _Placer:
 
     def _place(self, node: Node) -> int | None:
         names = [name for name in node.out if name is not None]
+        source = node.args.get("self")
+        if node.op == "aten.to.dtype" and isinstance(source, WeightRef) and source.name in self.captured.parameters:
+            self._casts.update(dict.fromkeys(names, source.name))
+            return None
         if self._is_glue(node):
             self._glue.update(names)
             return None
@@ -123,7 +129,8 @@ class _Placer:
     def _stage_of(self, node: Node) -> int:
         references = list(node.references())
         arrived = max((self._stage.get(item.name, 0) for item in references if isinstance(item, Ref)), default=0)
-        weights = [item.name for item in references if isinstance(item, WeightRef) and item.name in self.lookup.homes]
+        named = [item.name if isinstance(item, WeightRef) else self._casts.get(item.name, "") for item in references]
+        weights = [name for name in named if name in self.lookup.homes]
         declared = self.lookup.of_module(node.module)
         if declared is None:
             homes = [stage for name in weights for stage in self.lookup.homes[name] if stage >= arrived]

@@ -21,9 +21,10 @@ from distensor.program.cost import check_result_count, node_work
 from distensor.program.draws import Draws
 from distensor.program.expressions import Extent, evaluate, show
 from distensor.program.reading import clip
-from distensor.program.values import Limits, Node, ProgramData, Ref, ValueSpec, WeightRef
+from distensor.program.values import DType, Limits, Node, ProgramData, Ref, ValueSpec, WeightRef
 
 _META = torch.device("meta")
+_ANY_SIZE = 1 << 62
 
 
 def _place(node: Node) -> str:
@@ -71,12 +72,25 @@ def check_shapes(program: ProgramData, limits: Limits, dims: Mapping[str, int] |
         return check.run()
 
 
+def computed_dtypes(program: ProgramData) -> dict[str, DType]:
+    """The dtype of every value of `program`, found by running it on the meta device at the dims of the capture.
+
+    Raises:
+        ProgramRejectedError: an operation that cannot run on what it is given.
+    """
+    check = _Check(program, Limits(max_bytes=_ANY_SIZE), {dim.name: dim.example for dim in program.dims})
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check.run()
+    return {name: DTYPES[value.dtype] for name, value in check.values.items()}
+
+
 class _Check:
     def __init__(self, program: ProgramData, limits: Limits, dims: Mapping[str, int]) -> None:
         self._program = program
         self._limits = limits
         self._dims = dims
-        self._values: dict[str, Tensor] = {}
+        self.values: dict[str, Tensor] = {}
         self._weights: dict[str, Tensor] = {}
         self._storages: dict[int, Tensor] = {}
         self._bytes = 0
@@ -91,7 +105,7 @@ class _Check:
             self._weights[weight.name] = _meta(weight.shape, TORCH_DTYPES[weight.dtype], weight.name)
         for spec in program.inputs:
             shape = [self._extent(extent, spec.name) for extent in spec.shape]
-            self._values[spec.name] = self._account(_meta(shape, TORCH_DTYPES[spec.dtype], spec.name), spec.name)
+            self.values[spec.name] = self._account(_meta(shape, TORCH_DTYPES[spec.dtype], spec.name), spec.name)
         for node in program.nodes:
             self._run_node(node)
         self._check_results()
@@ -118,7 +132,7 @@ class _Check:
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, Ref):
-            return self._values[value.name]
+            return self.values[value.name]
         if isinstance(value, WeightRef):
             return self._weights[value.name]
         return resolve(value, self._dims)
@@ -130,7 +144,7 @@ class _Check:
             if not isinstance(result, Tensor) or result.dtype not in DTYPES or result.ndim > 32:
                 raise ProgramRejectedError(f"{_place(node)} gives {clip(result)}, which is no tensor to compute with")
             if name is not None:
-                self._values[name] = result
+                self.values[name] = result
             self._account(result, _place(node))
         self._work += node_work(node, tensors, results, self._dims)
         if self._work > self._limits.max_work:
@@ -158,11 +172,11 @@ class _Check:
         for spec in self._program.outputs:
             self._check_output(spec)
         for name in (self._program.loss, self._program.weight):
-            if name is not None and self._values[name].numel() != 1:
-                raise ProgramRejectedError(f"{name!r} has {self._values[name].numel()} elements, not one")
+            if name is not None and self.values[name].numel() != 1:
+                raise ProgramRejectedError(f"{name!r} has {self.values[name].numel()} elements, not one")
 
     def _check_output(self, spec: ValueSpec) -> None:
-        value = self._values[spec.name]
+        value = self.values[spec.name]
         declared = (spec.dtype, [self._extent(extent, spec.name) for extent in spec.shape])
         computed = (DTYPES[value.dtype], list(value.shape))
         if declared != computed:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distensor.core import ParallelConfig
+from distensor.core.compute import Precision, parse_precision
 from distensor.core.errors import ConfigError, UnsupportedOptionError
 from distensor.core.problems import Problems, nearest_name
-from distensor.core.schedules import Schedule, check_pipeline_sizes, check_schedule, parse_schedule
+from distensor.core.schedules import Schedule, check_pipeline_sizes, check_schedule, parse_schedule, stages_of_rank
 from distensor.optim import parse_lr_schedule
 from distensor.optim.clipping import NormType, parse_norm_type
 
@@ -19,13 +20,11 @@ if TYPE_CHECKING:
 
 IMPLEMENTED: Mapping[str, tuple[object, ...]] = {
     "sync": ("allreduce",),
-    "precision": ("fp32",),
     "checkpoint": (None,),
     "backend": ("tls",),
 }
 PLANNED: Mapping[str, tuple[object, ...]] = {
     "sync": ("zero3", "distro", "demo", "diloco", "sparseloco"),
-    "precision": ("bf16",),
     "backend": ("gloo", "nccl"),
 }
 
@@ -40,6 +39,7 @@ class TrainerOptions:
     micro_batches: int
     clip_norm: float | None
     norm_type: NormType
+    precision: Precision
     accumulate: int
     seed: int
 
@@ -53,6 +53,7 @@ class TrainerOptions:
         micro_batches: int | None,
         clip_norm: float | None,
         norm_type: float | str,
+        precision: str,
         accumulate: int,
         lr_schedule: object,
         seed: int,
@@ -79,11 +80,17 @@ class TrainerOptions:
             "micro_batches": problems.check(_micro_batches, micro_batches, parallel),
             "clip_norm": problems.check(_clip_norm, clip_norm),
             "norm_type": problems.check(parse_norm_type, norm_type),
+            "precision": problems.check(parse_precision, precision),
             "accumulate": problems.check(_integer, "accumulate", accumulate, at_least=1),
             "seed": problems.check(_integer, "seed", seed, at_least=0),
         }
         problems.report()
         return cls(parallel=parallel, stages=model.stage_count, **fields)
+
+    def stages_of(self, pipeline_rank: int) -> tuple[int, ...]:
+        """The stages that one pipeline rank holds, in order."""
+        ranks = self.parallel.pipeline_parallel
+        return stages_of_rank(self.schedule, pipeline_rank, ranks=ranks, stages=self.stages)
 
 
 def _check_choice(keyword: str, value: object) -> None:

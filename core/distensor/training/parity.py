@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from distensor.core.compute import Precision
 from distensor.program import run_module
 from distensor.training.results import Parity
 
@@ -26,11 +27,13 @@ def compare(
     loss: Callable[[Any, Any], Tensor] | None,
     mesh_loss: float,
     mesh_gradients: Mapping[str, Tensor],
+    precision: Precision = Precision.FP32,
 ) -> Parity:
-    """Run `batch` through a copy of `module` here, and compare with what the mesh computed."""
+    """Run `batch` through a copy of `module` here, in the same precision, and compare with what the mesh computed."""
     reference = copy.deepcopy(module)
     reference.zero_grad(set_to_none=True)
-    value = run_module(reference, batch, loss)
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision is Precision.BF16):
+        value = run_module(reference, batch, loss)
     value.backward()  # type: ignore[no-untyped-call]
     expected = {
         name: torch.zeros_like(p) if p.grad is None else p.grad

@@ -24,6 +24,7 @@ from distensor.training.job import TrainingJob
 from distensor.training.options import TrainerOptions
 from distensor.training.results import History, Parity, StepResult
 from distensor.training.sessions import Session, current_session
+from distensor.training.weights import warn_of_rounded_updates
 from distensor.training.windows import check_counts, count_steps, windows
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class Trainer:
         norm_type: which norm: 2.0, 1.0 or "inf". `StepResult.grad_norm` is of this type too.
         accumulate: how many batches of `fit` make one optimizer step; the mean is over all their real elements. The
             last step of an epoch takes what is left.
+        precision: "fp32" computes as the module itself does; "bf16" as under `torch.autocast("cpu", torch.bfloat16)`,
+            on every device, with float32 parameters, gradients, sums and loss.
         seed: of dropout.
         name: of the job, as providers see it.
         progress: show a progress bar in `fit`; by default where standard error is a terminal.
@@ -119,6 +122,7 @@ class Trainer:
         assert options is not None, "no problem was reported"
         assert spec is not None, "no problem was reported"
         self.options = options
+        warn_of_rounded_updates(model.module)
         self.model = model
         self.parallel = parallel
         self.name = name
@@ -268,7 +272,7 @@ class Trainer:
             )
         with self._noting_failure():
             loss, gradients = job.gradients([batch])
-        return compare(self.model.module, batch, self._loss, loss, gradients)
+        return compare(self.model.module, batch, self._loss, loss, gradients, self.options.precision)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The full, unsharded weights and buffers by name; a tied weight is there once."""
