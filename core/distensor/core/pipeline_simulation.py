@@ -149,11 +149,11 @@ class _Run:
 def ideal_seconds(seconds: Sequence[StageSeconds], links: Sequence[LinkSeconds], micro_batches: int) -> float:
     """The links-as-stages bound: the first micro-batch there and back, then one for each period of the slowest part.
 
-    `links` are the borders of the stages, each taken once in each direction. With equal stages and no links it is
+    `links` are all directions between neighbouring stages, each taken once. With equal stages and no links it is
     (M + P - 1) periods, so that (P - 1) / (M + P - 1) of the time is bubble.
     """
     slowest = max([stage.period for stage in seconds] + [link.occupied for link in links])
-    round_trip = sum(stage.period for stage in seconds) + 2 * sum(link.total for link in links)
+    round_trip = sum(stage.period for stage in seconds) + sum(link.total for link in links)
     return (micro_batches - 1) * slowest + round_trip if micro_batches else 0.0
 
 
