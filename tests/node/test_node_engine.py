@@ -34,6 +34,7 @@ PLAN = JobPlan(
     norm_type=NormType.TWO,
     seed=0,
     tied=(TiedWeight(holders=((0, "embed.weight"), (1, "embed.weight"))),),
+    sharded=frozenset(),
 )
 ASSIGNMENT = WorkerAssignment(
     job_id=JobId("j_0123456789abcdef"),
@@ -102,12 +103,13 @@ def test_a_batch_without_an_element_updates_nothing(engine: ShardEngine, module:
 def test_gradients_and_evaluation_update_nothing(engine: ShardEngine, module: Chain) -> None:
     load(engine, pieces_of(module, 2))
     before = {name: tensor.clone() for name, tensor in engine.state().items()}
-    report, gradients = engine.gradients(3, [batch_of(2)])
+    report, gradients = engine.gradients(3, [batch_of(2)], ["0/embed.weight", "1/layers.1.bias"])
     loss, weight = engine.evaluate(4, [batch_of(2)])
     assert loss == pytest.approx(report.loss, rel=1e-6)
     assert weight == report.weight == 10
     assert not report.committed
-    assert any(gradient.any() for gradient in gradients.values())
+    assert list(gradients) == ["0/embed.weight", "1/layers.1.bias"]
+    assert all(gradient.any() for gradient in gradients.values())
     assert all(torch.equal(before[name], tensor) for name, tensor in engine.state().items())
 
 

@@ -136,6 +136,8 @@ PLAN: dict[str, Any] = {
     "stages": 1,
     "optimizer": {"name": "sgd", "lr": 0.1, "options": {}},
     "clip_norm": None,
+    "norm_type": "2",
+    "sharded": [],
     "seed": 0,
     "tied": [],
 }

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from distensor.core import SYSTEM_CLOCK, Epoch, JobId, ParallelConfig
 from distensor.core.errors import CaptureError, WorkerFailedError
 from distensor.nn import DistributedModel
-from distensor.program import capture, cut
+from distensor.program import capture
 from distensor.training.job import TrainingJob
 from distensor.training.options import TrainerOptions
+from distensor.training.pieces import MeshPieces
 from distensor.training.replies import Reply
 from distensor.transport.driver import Command
 
@@ -84,7 +85,8 @@ def job(connection: Connection) -> TrainingJob:
         clip_norm=None, norm_type=2.0, precision="fp32",
         accumulate=1, checkpoint=None, backend="tls", lr_schedule=None, seed=0,
     )  # fmt: skip
-    pieces = cut(capture(model.module, torch.ones(4, 3), loss_weight="rows"))
+    captured = capture(model.module, torch.ones(4, 3), loss_weight="rows")
+    pieces = MeshPieces.of(captured, model, options.parallel, options.schedule)
     return TrainingJob(
         connection=cast("Any", connection),
         model=model,
@@ -141,7 +143,7 @@ def test_gradients_come_from_the_first_replica_alone(job: TrainingJob, connectio
     assert sorted(gradients) == ["layer.bias", "layer.weight"]
     ((command, extra, most),) = connection.asked
     assert command is Command.GRADIENTS
-    assert extra[0]["wanted"]
+    assert extra[0]["wanted"] == sorted(GRADIENTS, reverse=True)
     assert "wanted" not in extra[1]
     assert most.keys() == {0}
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from distensor.core import Axis, Clock, RankLayout
+from distensor.core import Clock, RankLayout
 from distensor.core.errors import ConfigError, ProgramRejectedError
 from distensor.core.schedules import (
     Action,
@@ -21,6 +21,7 @@ from distensor.core.schedules import (
     splits_backward,
     stages_of_rank,
 )
+from distensor.node.groups import MeshGroups, torch_groups
 from distensor.node.pipeline import PipelineExecutor, Totals
 from distensor.node.tied import sum_tied_gradients
 from distensor.optim.clipping import NormType, clip_factor, partial_norm, whole_norm
@@ -51,9 +52,21 @@ class StepReport:
 
 
 class ShardEngine:
-    """Holds the stages of one rank, their optimizer and the groups that they reduce over."""
+    """Holds the stages of one rank, their optimizer and the groups that they reduce over.
 
-    def __init__(self, *, assignment: WorkerAssignment, plane: DataPlane, device: torch.device, clock: Clock) -> None:
+    Args:
+        groups: of this rank; by default they are made over torch.distributed, by all ranks at the same time.
+    """
+
+    def __init__(
+        self,
+        *,
+        assignment: WorkerAssignment,
+        plane: DataPlane,
+        device: torch.device,
+        clock: Clock,
+        groups: MeshGroups | None = None,
+    ) -> None:
         self._layout = RankLayout(assignment.parallel)
         self._rank = assignment.rank
         self._place = self._layout.coordinates(assignment.rank)
@@ -64,18 +77,7 @@ class ShardEngine:
         self._runners: dict[int, StageRunner] = {}
         self._loaded = False
         self._reducer: GradientReducer | None = None
-        self._dp_group = self._make_dp_group()
-
-    def _make_dp_group(self) -> dist.ProcessGroup | None:
-        """Every rank takes part in making every group, in the same order."""
-        if self._layout.config.data_parallel == 1:
-            return None
-        mine = None
-        for ranks in self._layout.groups(Axis.DP):
-            group = dist.new_group([int(rank) for rank in ranks], backend="distensor")
-            if self._rank in ranks:
-                mine = group
-        return mine
+        self._groups = torch_groups(self._layout, assignment.rank) if groups is None else groups
 
     @property
     def own_stages(self) -> list[int]:
@@ -99,6 +101,7 @@ class ShardEngine:
                 self._device,
                 limits=limits,
                 split_backward=splits_backward(plan.schedule),
+                axes=self._groups.axes,
             )
             for stage, text in programs.items()
         }
@@ -180,11 +183,11 @@ class ShardEngine:
         }
 
     def _make_reducer(self) -> GradientReducer | None:
-        if self._dp_group is None or not self._parameters:
+        if self._groups.gradients is None or not self._parameters:
             return None
         from distensor.sync import GradientReducer
 
-        return GradientReducer(self._parameters, self._dp_group)
+        return GradientReducer(self._parameters, self._groups.gradients)
 
     def step(self, sequence: int, batches: Sequence[Mapping[str, Tensor]], lr: float) -> StepReport:
         """One optimizer step over this replica's micro-batches. The update is applied by all ranks or by none."""
@@ -194,17 +197,19 @@ class ShardEngine:
             return replace(report, committed=True)
         return report
 
-    def gradients(self, sequence: int, batches: Sequence[Mapping[str, Tensor]]) -> tuple[StepReport, dict[str, Tensor]]:
-        """The mean gradients of the whole batch by "stage/name", without an update."""
+    def gradients(
+        self, sequence: int, batches: Sequence[Mapping[str, Tensor]], wanted: Sequence[str]
+    ) -> tuple[StepReport, dict[str, Tensor]]:
+        """The mean gradients of the whole batch for the `wanted` parameters ("stage/name"), without an update.
+
+        Raises:
+            ProgramRejectedError: a parameter that is not here or not trained.
+        """
+        trained = {name: p for name, p in self._named_parameters().items() if p.requires_grad}
+        chosen = _chosen(trained, wanted)
         report = self._gradients(sequence, batches)
         divisor = report.weight if report.weight > 0 else 1.0
-        named = {
-            f"{stage}/{name}": torch.zeros_like(p) if p.grad is None else p.grad / divisor
-            for stage, runner in self._runners.items()
-            for name, p in runner.parameters.items()
-            if p.requires_grad
-        }
-        return report, named
+        return report, {name: torch.zeros_like(p) if p.grad is None else p.grad / divisor for name, p in chosen.items()}
 
     def evaluate(self, sequence: int, batches: Sequence[Mapping[str, Tensor]]) -> tuple[float, float]:
         """(mean loss, weight) of the whole batch, without gradients and without dropout."""
@@ -213,13 +218,18 @@ class ShardEngine:
         loss, weight, _ = self._over_world(totals)
         return loss, weight
 
-    def state(self) -> dict[str, Tensor]:
-        """Parameters and buffers by "stage/name"."""
-        return {
+    def state(self, wanted: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """Parameters and buffers by "stage/name": the `wanted` ones, by default all.
+
+        Raises:
+            ProgramRejectedError: one that is not here.
+        """
+        named = {
             f"{stage}/{name}": tensor.detach()
             for stage, runner in self._runners.items()
             for name, tensor in {**runner.parameters, **runner.buffers}.items()
         }
+        return named if wanted is None else _chosen(named, wanted)
 
     def replace(self, tensors: Mapping[str, Tensor]) -> None:
         """Overwrite parameters and buffers by "stage/name". Raises ProgramRejectedError for a name or shape of none."""
@@ -233,9 +243,13 @@ class ShardEngine:
             target.copy_(tensor)
         self._updater.refresh()
 
-    def averages(self) -> dict[str, Tensor]:
-        """The moving average of the trainable parameters by "stage/name"; empty where none is kept."""
-        return self._updater.averages()
+    def averages(self, wanted: Sequence[str]) -> dict[str, Tensor]:
+        """The moving average of the `wanted` trainable parameters by "stage/name".
+
+        Raises:
+            ProgramRejectedError: one that is not here, or no average is kept.
+        """
+        return _chosen(self._updater.averages(), wanted)
 
     def optimizer_state(self) -> State:
         """By "stage/name" of each trainable parameter: what else the next steps depend on, by field."""
@@ -285,27 +299,35 @@ class ShardEngine:
         self._updater.step(lr, clip_factor(norm, self._plan.clip_norm) / weight)
 
     def _counted_gradients(self) -> Iterator[Tensor]:
-        """This rank's gradients, each weight of the model once in the whole mesh."""
-        if self._place.dp != 0:
+        """This rank's gradients, each element of the model once in the whole mesh.
+
+        After the sum, all ranks of dp and cp hold the same. On tp a weight is either cut, and each rank has its part,
+        or the same everywhere. Of a tied weight the first holder counts.
+        """
+        if (self._place.dp, self._place.cp) != (0, 0):
             return
         copies = {holder for tied in self._plan.tied for holder in tied.holders[1:]}
         for stage, runner in self._runners.items():
             for name, parameter in runner.parameters.items():
-                if parameter.grad is not None and (stage, name) not in copies:
+                counts = self._place.tp == 0 or name in self._plan.sharded
+                if counts and parameter.grad is not None and (stage, name) not in copies:
                     yield parameter.grad
 
     def _over_world(self, totals: Totals, own_norm: float = 0.0) -> tuple[float, float, float]:
         """(mean loss, weight, norm of the gradient sums) of all ranks; the same on each, to the bit.
 
-        `own_norm` is this rank's part of the norm. Ranks without gradients take part like all others.
+        `own_norm` is this rank's part of the norm. Ranks without gradients take part like all others. The ranks of tp
+        and cp all know the loss of their replica; one of them counts.
         """
-        kind = self._plan.norm_type
-        values = torch.tensor([totals.loss_times_weight, totals.weight, own_norm], dtype=torch.float64)
-        if self._layout.config.world_size > 1:
+        kind, world = self._plan.norm_type, self._groups.world
+        counts = (self._place.tp, self._place.cp) == (0, 0)
+        own_loss, own_weight = (totals.loss_times_weight, totals.weight) if counts else (0.0, 0.0)
+        values = torch.tensor([own_loss, own_weight, own_norm], dtype=torch.float64)
+        if world is not None:
             most = values[2:].clone()
-            dist.all_reduce(values)
+            dist.all_reduce(values, group=world)
             if kind is NormType.INF:
-                dist.all_reduce(most, dist.ReduceOp.MAX)
+                dist.all_reduce(most, dist.ReduceOp.MAX, group=world)
                 values[2] = most
         loss_sum, weight, combined = values.tolist()
         return (loss_sum / weight if weight > 0 else math.nan), weight, whole_norm(combined, kind)
@@ -320,3 +342,10 @@ class ShardEngine:
                 holders=[(stage, self._rank_of_stage(stage), name) for stage, name in tied.holders],
                 runners=self._runners,
             )
+
+
+def _chosen(named: Mapping[str, Tensor], wanted: Sequence[str]) -> dict[str, Tensor]:
+    unknown = [name for name in wanted if name not in named]
+    if unknown:
+        raise ProgramRejectedError(f"asked for {unknown[0][:100]!r}, which this rank does not hold")
+    return {name: named[name] for name in wanted}

@@ -40,6 +40,8 @@ class JobPlan:
     norm_type: NormType
     seed: int
     tied: tuple[TiedWeight, ...]
+    sharded: frozenset[str]
+    """Weights of which each rank of tp holds a part; of all others every rank holds the same."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +66,7 @@ def parse_plan(meta: Mapping[str, Any]) -> JobPlan:
             norm_type=NormType(meta["norm_type"]),
             seed=_whole(meta, "seed"),
             tied=tuple(TiedWeight(holders=tuple(_holder(item) for item in group)) for group in meta["tied"]),
+            sharded=frozenset(_names(meta, "sharded")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ProgramRejectedError(f"load command: {error!r} in {str(dict(meta))[:300]}") from error
@@ -74,6 +77,18 @@ def _holder(item: Any) -> tuple[int, str]:
     if not isinstance(stage, int) or not isinstance(name, str):
         raise TypeError(f"tied weight {item!r}: expected [stage, name]")
     return stage, name
+
+
+def _names(meta: Mapping[str, Any], key: str) -> list[str]:
+    value = meta.get(key)
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise ProgramRejectedError(f"{key}={str(value)[:100]}: expected a list of names")
+    return value
+
+
+def parse_wanted(meta: Mapping[str, Any]) -> list[str]:
+    """The tensors ("stage/name") that the driver asks for; nothing said is none. Raises ProgramRejectedError."""
+    return _names(meta, "wanted") if "wanted" in meta else []
 
 
 def parse_step(meta: Mapping[str, Any]) -> StepOrder:

@@ -188,7 +188,7 @@ class WorkerRuntime:
         meta: Mapping[str, Any],
         tensors: dict[str, Tensor],
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        from distensor.node.orders import split_batches
+        from distensor.node.orders import parse_wanted, split_batches
 
         if command is Command.LOAD:
             return self._load(engine, meta, tensors), {}
@@ -200,11 +200,11 @@ class WorkerRuntime:
                 loss, weight = engine.evaluate(sequence, split_batches(meta, tensors))
                 return {"loss": _finite(loss), "weight": weight}, {}
             case Command.GRADIENTS:
-                report, named = engine.gradients(sequence, split_batches(meta, tensors))
-                return _report(report), named if meta.get("wanted") else {}
+                report, named = engine.gradients(sequence, split_batches(meta, tensors), parse_wanted(meta))
+                return _report(report), named
             case Command.STATE:
                 kept = engine.averages if meta.get("averages") else engine.state
-                return {}, kept() if meta.get("wanted") else {}
+                return {}, kept(parse_wanted(meta))
             case Command.REPLACE:
                 engine.replace(tensors)
                 return {}, {}

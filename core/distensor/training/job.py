@@ -13,17 +13,15 @@ from distensor.core import DRIVER_RANK, Axis, Clock, RankLayout
 from distensor.core.control import JobState, Topology, Unit, UnitKey
 from distensor.optim import OptimizerSpec
 from distensor.optim.updater import kept_dtype
-from distensor.program import Source, capture, cut
-from distensor.program.calls import TORCH_DTYPES
-from distensor.program.values import weight_bytes
+from distensor.program import capture
 from distensor.training.batches import row_count, row_major, split_rows
 from distensor.training.connection import JobConnection
+from distensor.training.pieces import MeshPieces
 from distensor.training.receipts import ReceiptSender
 from distensor.training.replies import (
     LinkBytes,
     Reply,
     agreed,
-    check_tensors,
     layout_bytes,
     read_loss,
     read_step,
@@ -36,9 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from distensor.nn import DistributedModel
-    from distensor.program import Cut
     from distensor.program.losses import LossWeight
-    from distensor.program.values import WeightSpec
     from distensor.training.options import TrainerOptions
     from distensor.training.replies import Layout, StepReply
     from distensor.training.sessions import Session
@@ -57,7 +53,7 @@ class TrainingJob:
         *,
         connection: JobConnection,
         model: DistributedModel,
-        pieces: Cut,
+        pieces: MeshPieces,
         options: TrainerOptions,
         receipts: ReceiptSender,
         clock: Clock,
@@ -69,7 +65,7 @@ class TrainingJob:
         self._receipts = receipts
         self._clock = clock
         self._layout = RankLayout(options.parallel)
-        self._row_inputs = row_major(pieces.batch_inputs)
+        self._row_inputs = row_major(pieces.first.batch_inputs)
         self._tokens_per_second: float | None = None
         self._micro_batches_done = 0
         self._rank_links: dict[int, tuple[LinkBytes, ...]] = {}
@@ -93,14 +89,19 @@ class TrainingJob:
             CaptureError, StageMappingError, BatchError: before anything is sent.
             PlacementError, WorkerLostError, ProgramRejectedError: as `JobConnection` does.
         """
+<<<<<<< HEAD
+        captured = capture(model.module, example, loss=loss, loss_weight=loss_weight)
+        pieces = MeshPieces.of(captured, model, options.parallel, options.schedule)
+=======
         captured = capture(model.module, example, loss=loss, loss_weight=loss_weight, precision=options.precision)
         pieces = cut(captured, model.stages)
+>>>>>>> f4a705f (x)
         connection = JobConnection.open(
             client=session.client,
             name=name,
             parallel=options.parallel,
-            bytes_per_rank=_bytes_per_rank(pieces, options),
-            largest_tensor=_largest_tensor(pieces),
+            bytes_per_rank=pieces.bytes_per_rank(),
+            largest_tensor=pieces.largest_tensor(),
             clock=session.clock,
             timeouts=Timeouts(),
             start_timeout=START_SECONDS,
@@ -184,9 +185,7 @@ class TrainingJob:
     @property
     def drawing_modules(self) -> tuple[str, ...]:
         """Modules whose training forward draws random numbers, dropout above all."""
-        nodes = [node for program in self._pieces.programs for node in program.nodes if node.site is not None]
-        drawing = [node.module for node in nodes if node.args.get("p", node.args.get("dropout_p", 1)) != 0]
-        return tuple(dict.fromkeys(drawing))
+        return self._pieces.drawing_modules()
 
     def evaluate(self, batch: Any) -> tuple[float, float]:
         """(mean loss, number of real elements); the loss is NaN where there is no real element."""
@@ -194,9 +193,9 @@ class TrainingJob:
 
     def gradients(self, batches: Sequence[Any]) -> tuple[float, dict[str, Tensor]]:
         """(mean loss over all `batches`, full gradients by parameter name)."""
-        layouts = self._layouts(gradients=True)
+        layouts = self._pieces.replies(gradients=True)
         replies = self._send(Command.GRADIENTS, {}, self._split(batches), layouts)
-        return self._agreed_loss(replies)[0], _merge(replies, layouts)
+        return self._agreed_loss(replies)[0], self._pieces.merge(replies, layouts)
 
     def _agreed_loss(self, replies: Sequence[Reply]) -> tuple[float, float]:
         answers = [read_loss(reply) for reply in replies]
@@ -204,10 +203,10 @@ class TrainingJob:
         return loss, agreed(replies, "weight", [answer.weight for answer in answers])
 
     def state(self) -> dict[str, Tensor]:
-        """Parameters and buffers by their names in the module, from the first replica."""
-        layouts = self._layouts(gradients=False)
+        """Parameters and buffers by their names in the module, whole, from the first replica."""
+        layouts = self._pieces.replies(gradients=False)
         replies = self._connection.command(Command.STATE, {}, extra=_wanted(layouts), most_bytes=_most(layouts))
-        fresh = _merge(replies, layouts)
+        fresh = self._pieces.merge(replies, layouts)
         module = self._model.module
         kept = module.state_dict().keys()
         return {
@@ -220,11 +219,11 @@ class TrainingJob:
         """The moving average of the trainable weights, in fp32 or wider; everything else as it is."""
         layouts = {
             rank: {key: (kept_dtype(dtype), shape) for key, (dtype, shape) in layout.items()}
-            for rank, layout in self._layouts(gradients=True).items()
+            for rank, layout in self._pieces.replies(gradients=True).items()
         }
         meta = {"averages": True}
         replies = self._connection.command(Command.STATE, meta, extra=_wanted(layouts), most_bytes=_most(layouts))
-        return {**self.state(), **_merge(replies, layouts)}
+        return {**self.state(), **self._pieces.merge(replies, layouts)}
 
     def copy_into_module(self) -> None:
         fresh = self.state()
@@ -235,12 +234,12 @@ class TrainingJob:
 
     def push(self) -> None:
         """Send the module's present weights to all ranks."""
-        current = _named(self._model.module)
+        current = _named(self._model.module).keys()
         tensors = {
             rank: {
-                f"{stage}/{name}": current[name].detach()
-                for stage in self._stages_of(rank)
-                for name in self._pieces.weights(stage)
+                f"{stage}/{name}": tensor
+                for stage, weights in self._pieces.weights_of(rank).items()
+                for name, tensor in weights.items()
                 if name in current
             }
             for rank in self._connection.ranks
@@ -266,32 +265,28 @@ class TrainingJob:
             "clip_norm": self._options.clip_norm,
             "norm_type": self._options.norm_type.value,
             "seed": self._options.seed,
-            "tied": [[[stage, group.name] for stage in group.stages] for group in self._pieces.tied],
+            "tied": self._pieces.tied,
+            "sharded": self._pieces.sharded,
         }
         tensors = {rank: self._parts_of(rank) for rank in self._connection.ranks}
         self._connection.command(Command.LOAD, meta, tensors)
 
     def _parts_of(self, rank: int) -> dict[str, Tensor]:
         parts: dict[str, Tensor] = {}
-        for stage in self._stages_of(rank):
-            text = bytearray(self._pieces.programs[stage].to_json())
-            parts[f"program/{stage}"] = torch.frombuffer(text, dtype=torch.uint8)
-            for name, tensor in self._pieces.weights(stage).items():
-                parts[f"weight/{stage}/{name}"] = tensor.detach()
+        for stage, program in self._pieces.programs_of(rank).items():
+            parts[f"program/{stage}"] = torch.frombuffer(bytearray(program.to_json()), dtype=torch.uint8)
+        for stage, weights in self._pieces.weights_of(rank).items():
+            parts.update({f"weight/{stage}/{name}": tensor.detach() for name, tensor in weights.items()})
         return parts
-
-    def _stages_of(self, rank: int) -> tuple[int, ...]:
-        place = self._layout.coordinates(rank)
-        return self._options.stages_of(place.pp)
 
     def _split(self, batches: Sequence[Any]) -> list[list[dict[str, Tensor]]]:
         """The micro-batches of each replica, batch after batch."""
         parts: list[list[dict[str, Tensor]]] = [[] for _ in range(self._options.parallel.data_parallel)]
         for batch in batches:
-            flat = self._pieces.flatten_batch(batch)
+            flat = self._pieces.first.flatten_batch(batch)
             rows = row_count(flat, self._row_inputs)
             split = split_rows(rows, replicas=len(parts), micro_batches=self._options.micro_batches)
-            cut_rows = iter(self._pieces.split_rows(flat, split.sizes))
+            cut_rows = iter(self._pieces.first.split_rows(flat, split.sizes))
             for own, count in zip(parts, split.micro_batches, strict=True):
                 own.extend(itertools.islice(cut_rows, count))
         return parts
@@ -314,22 +309,9 @@ class TrainingJob:
 
     def _inputs_of(self, rank: int, parts: Sequence[Sequence[Mapping[str, Tensor]]]) -> dict[str, Tensor]:
         """The slices of the batch that this rank's stages read, by "micro/name"."""
-        programs = [self._pieces.programs[stage] for stage in self._stages_of(rank)]
-        names = sorted({spec.name for program in programs for spec in program.inputs_from(Source.BATCH)})
+        names = self._pieces.inputs_of(rank)
         own = parts[self._layout.coordinates(rank).dp]
         return {f"{micro}/{name}": part[name] for micro, part in enumerate(own) for name in names}
-
-    def _layouts(self, *, gradients: bool) -> dict[int, Layout]:
-        """What each rank of the first replica has to send; the others hold the same and send nothing."""
-        return {
-            rank: {
-                f"{stage}/{spec.name}": (TORCH_DTYPES[spec.dtype], spec.shape)
-                for stage in self._stages_of(rank)
-                for spec in _weights_of(self._pieces, stage, gradients=gradients)
-            }
-            for rank in self._connection.ranks
-            if self._layout.coordinates(rank).dp == 0
-        }
 
     def _bytes(self) -> tuple[int, int]:
         stats = self._connection.stats().values()
@@ -340,43 +322,12 @@ def _named(module: torch.nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def _bytes_per_rank(pieces: Cut, options: TrainerOptions) -> tuple[int, ...]:
-    """Weights, gradients and two optimizer states; activations come on top and are not predicted here."""
-    layout = RankLayout(options.parallel)
-    return tuple(
-        sum(4 * pieces.programs[stage].weight_bytes for stage in options.stages_of(layout.coordinates(rank).pp))
-        for rank in range(options.parallel.world_size)
-    )
-
-
-def _largest_tensor(pieces: Cut) -> int:
-    specs = [spec for stage in range(len(pieces.programs)) for spec in _weights_of(pieces, stage, gradients=False)]
-    return max((weight_bytes(spec) for spec in specs), default=0)
-
-
-def _weights_of(pieces: Cut, stage: int, *, gradients: bool) -> tuple[WeightSpec, ...]:
-    program = pieces.programs[stage]
-    if gradients:
-        return tuple(spec for spec in program.parameters if spec.requires_grad)
-    return (*program.parameters, *program.buffers)
-
-
-def _wanted(layouts: Mapping[int, Layout]) -> dict[int, dict[str, bool]]:
-    return {rank: {"wanted": True} for rank in layouts}
+def _wanted(layouts: Mapping[int, Layout]) -> dict[int, dict[str, list[str]]]:
+    return {rank: {"wanted": list(layout)} for rank, layout in layouts.items()}
 
 
 def _most(layouts: Mapping[int, Layout]) -> dict[int, int]:
     return {rank: layout_bytes(layout) for rank, layout in layouts.items()}
-
-
-def _merge(replies: Sequence[Reply], layouts: Mapping[int, Layout]) -> dict[str, Tensor]:
-    """By name in the module; of a weight that several stages hold, the first stage's."""
-    merged: dict[str, Tensor] = {}
-    for reply in replies:
-        check_tensors(reply, layouts.get(reply.rank, {}))
-        for key, tensor in reply.tensors.items():
-            merged.setdefault(key.partition("/")[2], tensor.detach())
-    return merged
 
 
 def _step_result(

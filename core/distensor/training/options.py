@@ -11,7 +11,7 @@ from distensor.core import ParallelConfig
 from distensor.core.compute import Precision, parse_precision
 from distensor.core.errors import ConfigError, UnsupportedOptionError
 from distensor.core.problems import Problems, nearest_name
-from distensor.core.schedules import Schedule, check_pipeline_sizes, check_schedule, parse_schedule, stages_of_rank
+from distensor.core.schedules import Schedule, check_pipeline_sizes, check_schedule, parse_schedule
 from distensor.optim import parse_lr_schedule
 from distensor.optim.clipping import NormType, parse_norm_type
 
@@ -86,11 +86,6 @@ class TrainerOptions:
         }
         problems.report()
         return cls(parallel=parallel, stages=model.stage_count, **fields)
-
-    def stages_of(self, pipeline_rank: int) -> tuple[int, ...]:
-        """The stages that one pipeline rank holds, in order."""
-        ranks = self.parallel.pipeline_parallel
-        return stages_of_rank(self.schedule, pipeline_rank, ranks=ranks, stages=self.stages)
 
 
 def _check_choice(keyword: str, value: object) -> None:

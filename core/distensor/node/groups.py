@@ -1,0 +1,56 @@
+"""The process groups of one rank: of the whole mesh, of the gradients, and of the axes that programs talk along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch.distributed as dist
+
+from distensor.core import Axis, RankLayout
+from distensor.node.axes import ProcessGroupAxis
+from distensor.program.axes import Groups
+
+NewGroup: TypeAlias = Callable[[list[int]], Any]
+"""Makes a group of ranks. Every rank of the mesh calls it for every group, in the same order; what it returns to a
+rank that is no member does not matter."""
+
+GRADIENT_AXES = (Axis.DP, Axis.CP)
+"""Ranks that differ only here hold the same weights and see other rows or other parts of the sequence, so their
+gradients add up."""
+
+PROGRAM_AXES = (Axis.TP, Axis.CP)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeshGroups:
+    """None, or absent, where the rank would be alone."""
+
+    world: dist.ProcessGroup | None = None
+    gradients: dist.ProcessGroup | None = None
+    axes: Groups = field(default_factory=dict)
+
+
+def make_groups(layout: RankLayout, rank: int, new_group: NewGroup) -> MeshGroups:
+    """All groups of `rank`; the order in which they are made is the same on every rank."""
+    axes = {axis: _own(layout, rank, new_group, axis) for axis in PROGRAM_AXES}
+    return MeshGroups(
+        gradients=_own(layout, rank, new_group, *GRADIENT_AXES),
+        axes={axis: ProcessGroupAxis(group) for axis, group in axes.items() if group is not None},
+        world=_own(layout, rank, new_group, *Axis),
+    )
+
+
+def torch_groups(layout: RankLayout, rank: int) -> MeshGroups:
+    """The groups over torch.distributed, which must be initialised where there is more than one rank."""
+    return make_groups(layout, rank, lambda ranks: dist.new_group(ranks, backend="distensor"))
+
+
+def _own(layout: RankLayout, rank: int, new_group: NewGroup, *axes: Axis) -> dist.ProcessGroup | None:
+    mine = None
+    for ranks in layout.groups(*axes):
+        if len(ranks) > 1:
+            made = new_group([int(member) for member in ranks])
+            mine = made if rank in ranks else mine
+    return mine

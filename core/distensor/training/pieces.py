@@ -1,0 +1,169 @@
+"""What each rank of the mesh runs and holds, and how what the ranks send back becomes the whole model again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from distensor.core import Coordinates, ParallelConfig, RankLayout
+from distensor.core.schedules import Schedule, stages_of_rank
+from distensor.nn import Shard
+from distensor.program import Source, cut, partition
+from distensor.program.calls import TORCH_DTYPES
+from distensor.program.values import weight_bytes
+from distensor.training.replies import check_tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from distensor.core.layouts import WeightLayout
+    from distensor.nn import DistributedModel
+    from distensor.program import Captured, Cut, StageProgram
+    from distensor.program.values import WeightSpec
+    from distensor.training.replies import Layout, Reply
+
+TiedHolders: TypeAlias = Sequence[tuple[int, str]]
+"""(stage, name in that stage) of one tied weight, the first being the one that counts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeshPieces:
+    """A captured module, cut for every place of the mesh. Use `MeshPieces.of`.
+
+    `cuts` has the stages for each (tp, cp); replicas run the same. `layouts` are the weights that are cut on tp.
+    """
+
+    parallel: ParallelConfig
+    schedule: Schedule
+    cuts: Mapping[tuple[int, int], Cut]
+    layouts: Mapping[str, WeightLayout]
+
+    @classmethod
+    def of(
+        cls, captured: Captured, model: DistributedModel, parallel: ParallelConfig, schedule: Schedule
+    ) -> MeshPieces:
+        """Partition along tp and cp, then cut into stages.
+
+        Raises:
+            ShardingError, StageMappingError, CaptureError: the model cannot be cut like this.
+        """
+        parts = partition(captured, _dims(model), tensor=parallel.tensor_parallel, context=parallel.context_parallel)
+        cuts = {place: cut(graph, model.stages) for place, graph in parts.graphs.items()}
+        return cls(parallel=parallel, schedule=schedule, cuts=cuts, layouts=parts.layouts)
+
+    @property
+    def first(self) -> Cut:
+        """The cut at tp 0, cp 0; batches are the same everywhere."""
+        return self.cuts[0, 0]
+
+    @property
+    def stages(self) -> int:
+        return len(self.first.programs)
+
+    @property
+    def tied(self) -> list[TiedHolders]:
+        return [[(stage, group.name) for stage in group.stages] for group in self.first.tied]
+
+    @property
+    def sharded(self) -> list[str]:
+        return sorted(self.layouts)
+
+    def place(self, rank: int) -> Coordinates:
+        return RankLayout(self.parallel).coordinates(rank)
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        ranks = self.parallel.pipeline_parallel
+        return stages_of_rank(self.schedule, self.place(rank).pp, ranks=ranks, stages=self.stages)
+
+    def programs_of(self, rank: int) -> dict[int, StageProgram]:
+        programs = self._cut_of(rank).programs
+        return {stage: programs[stage] for stage in self.stages_of(rank)}
+
+    def weights_of(self, rank: int) -> dict[int, dict[str, Tensor]]:
+        """By stage: parameters, buffers and constants as the module holds them now, of cut ones the rank's part.
+
+        Raises:
+            CaptureError: one of them changed its dtype or shape since capture.
+        """
+        pieces = self._cut_of(rank)
+        return {stage: pieces.weights(stage) for stage in self.stages_of(rank)}
+
+    def inputs_of(self, rank: int) -> list[str]:
+        """The tensors of a batch that this rank's stages read."""
+        programs = self.programs_of(rank).values()
+        return sorted({spec.name for program in programs for spec in program.inputs_from(Source.BATCH)})
+
+    def bytes_per_rank(self) -> tuple[int, ...]:
+        """Weights, gradients and two optimizer states; activations come on top and are not predicted here."""
+        return tuple(
+            sum(4 * program.weight_bytes for program in self.programs_of(rank).values())
+            for rank in range(self.parallel.world_size)
+        )
+
+    def largest_tensor(self) -> int:
+        """Bytes of the largest weight that a rank may send."""
+        specs = [spec for pieces in self.cuts.values() for p in pieces.programs for spec in (*p.parameters, *p.buffers)]
+        return max((weight_bytes(spec) for spec in specs), default=0)
+
+    def drawing_modules(self) -> tuple[str, ...]:
+        """Modules whose training forward draws random numbers, dropout above all."""
+        nodes = [node for program in self.first.programs for node in program.nodes if node.site is not None]
+        drawing = [node.module for node in nodes if node.args.get("p", node.args.get("dropout_p", 1)) != 0]
+        return tuple(dict.fromkeys(drawing))
+
+    def replies(self, *, gradients: bool) -> dict[int, Layout]:
+        """What each rank has to send so that every weight (or gradient) comes once: by rank, "stage/name" -> kind.
+
+        Only the first replica and the first place of cp send. Of a cut weight every rank of tp sends its part, of
+        another one the first; of a tied weight the first holder.
+        """
+        copies = {holder for holders in self.tied for holder in holders[1:]}
+        found: dict[int, Layout] = {}
+        for rank in range(self.parallel.world_size):
+            place = self.place(rank)
+            if (place.dp, place.cp) == (0, 0):
+                found[rank] = {
+                    f"{stage}/{spec.name}": (TORCH_DTYPES[spec.dtype], spec.shape)
+                    for stage, program in self.programs_of(rank).items()
+                    for spec in _sent(program, gradients=gradients)
+                    if (place.tp == 0 or spec.name in self.layouts) and (stage, spec.name) not in copies
+                }
+        return found
+
+    def merge(self, replies: Sequence[Reply], expected: Mapping[int, Layout]) -> dict[str, Tensor]:
+        """The whole tensors by their names in the module; of a buffer in several stages, the first stage's.
+
+        Raises:
+            WorkerFailedError: a rank sent something else than `expected` of it.
+        """
+        parts: dict[str, dict[int, Tensor]] = {}
+        for reply in replies:
+            check_tensors(reply, expected.get(reply.rank, {}))
+            tp = self.place(reply.rank).tp
+            for key, tensor in reply.tensors.items():
+                parts.setdefault(key.partition("/")[2], {}).setdefault(tp, tensor.detach())
+        return {name: self._whole(name, by_rank) for name, by_rank in parts.items()}
+
+    def _whole(self, name: str, by_rank: Mapping[int, Tensor]) -> Tensor:
+        layout = self.layouts.get(name)
+        return by_rank[0] if layout is None else layout.join([by_rank[rank] for rank in range(layout.ranks)])
+
+    def _cut_of(self, rank: int) -> Cut:
+        place = self.place(rank)
+        return self.cuts[place.tp, place.cp]
+
+
+def _sent(program: StageProgram, *, gradients: bool) -> tuple[WeightSpec, ...]:
+    if gradients:
+        return tuple(spec for spec in program.parameters if spec.requires_grad)
+    return (*program.parameters, *program.buffers)
+
+
+def _dims(model: DistributedModel) -> dict[str, int | None]:
+    """The dim along which tp_spec cuts each parameter that it names, counted from the front."""
+    shapes = {name: value.dim() for name, value in model.module.named_parameters()}
+    return {
+        name: placement.dim % shapes[name] if isinstance(placement, Shard) else None
+        for name, placement in model.placements.items()
+    }
