@@ -89,13 +89,8 @@ class TrainingJob:
             CaptureError, StageMappingError, BatchError: before anything is sent.
             PlacementError, WorkerLostError, ProgramRejectedError: as `JobConnection` does.
         """
-<<<<<<< HEAD
-        captured = capture(model.module, example, loss=loss, loss_weight=loss_weight)
-        pieces = MeshPieces.of(captured, model, options.parallel, options.schedule)
-=======
         captured = capture(model.module, example, loss=loss, loss_weight=loss_weight, precision=options.precision)
-        pieces = cut(captured, model.stages)
->>>>>>> f4a705f (x)
+        pieces = MeshPieces.of(captured, model, options.parallel, options.schedule)
         connection = JobConnection.open(
             client=session.client,
             name=name,
