@@ -15,7 +15,6 @@ from distensor.optim import OptimizerSpec
 from distensor.optim.updater import kept_dtype
 from distensor.program import capture
 from distensor.training.batches import row_count, row_major, split_rows
-from distensor.training.connection import JobConnection
 from distensor.training.pieces import MeshPieces
 from distensor.training.receipts import ReceiptSender
 from distensor.training.replies import (
@@ -27,7 +26,6 @@ from distensor.training.replies import (
     read_step,
 )
 from distensor.training.results import StepResult
-from distensor.transport import Timeouts
 from distensor.transport.driver import Command
 
 if TYPE_CHECKING:
@@ -35,13 +33,13 @@ if TYPE_CHECKING:
 
     from distensor.nn import DistributedModel
     from distensor.program.losses import LossWeight
+    from distensor.training.connection import JobConnection
     from distensor.training.options import TrainerOptions
     from distensor.training.replies import Layout, StepReply
     from distensor.training.sessions import Session
 
 logger = logging.getLogger(__name__)
 
-START_SECONDS = 120.0
 RECEIPT_SECONDS = 10.0
 
 
@@ -91,15 +89,11 @@ class TrainingJob:
         """
         captured = capture(model.module, example, loss=loss, loss_weight=loss_weight, precision=options.precision)
         pieces = MeshPieces.of(captured, model, options.parallel, options.schedule)
-        connection = JobConnection.open(
-            client=session.client,
+        connection = session.open_job(
             name=name,
             parallel=options.parallel,
             bytes_per_rank=pieces.bytes_per_rank(),
             largest_tensor=pieces.largest_tensor(),
-            clock=session.clock,
-            timeouts=Timeouts(),
-            start_timeout=START_SECONDS,
         )
         job = cls(
             connection=connection,

@@ -10,13 +10,18 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distensor.comm import HubClient
-from distensor.core import SYSTEM_CLOCK, Clock
+from distensor.core import SYSTEM_CLOCK, Clock, ParallelConfig
 from distensor.core.control import Mesh
 from distensor.core.errors import ConfigError, SessionError, UnsupportedOptionError
+from distensor.training.connection import JobConnection
 from distensor.training.local import LocalCluster
+from distensor.transport import Timeouts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+START_SECONDS = 120.0
+"""How long a job may take from its submission until all its workers are ready."""
 
 TOKEN_VARIABLE = "DISTENSOR_TOKEN"  # noqa: S105 - the name of a variable, not a secret
 
@@ -42,6 +47,21 @@ class Session:
 
     def query_mesh(self) -> Mesh:
         return self.client.query_mesh()
+
+    def open_job(
+        self, *, name: str, parallel: ParallelConfig, bytes_per_rank: tuple[int, ...], largest_tensor: int
+    ) -> JobConnection:
+        """Have a job placed and connect to its workers; see `JobConnection.open`."""
+        return JobConnection.open(
+            client=self.client,
+            name=name,
+            parallel=parallel,
+            bytes_per_rank=bytes_per_rank,
+            largest_tensor=largest_tensor,
+            clock=self.clock,
+            timeouts=Timeouts(),
+            start_timeout=START_SECONDS,
+        )
 
     def attach(self, job: Job) -> None:
         """`job` is closed before the session is. Jobs that have failed are closed now: their workers are needed."""
