@@ -57,7 +57,13 @@ __all__ = [
 ]
 
 
+# `ds.nn.suggest_sharding(...)` works without importing the package by its full name first.
+_PACKAGES = ("nn",)
+
+
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"distensor.{name}")
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'distensor' has no attribute {name!r}; it offers {', '.join(__all__)}")

@@ -108,7 +108,15 @@ SURFACE = {
         "split_inputs_cp",
         "split_inputs_cp_object_list",
     ],
-    "distensor.nn": ["DistributedModel", "Placement", "Replicate", "Shard", "ShardingSpec", "StageMapping"],
+    "distensor.nn": [
+        "DistributedModel",
+        "Placement",
+        "Replicate",
+        "Shard",
+        "ShardingSpec",
+        "StageMapping",
+        "suggest_sharding",
+    ],
 }
 
 
