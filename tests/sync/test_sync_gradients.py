@@ -143,3 +143,23 @@ def test_without_a_group_nothing_happens() -> None:
 def test_a_bucket_needs_room() -> None:
     with pytest.raises(ConfigError, match="bucket_bytes=0"):
         GradientReducer([], None, 0)
+
+
+def accumulated_scalar(here: Here) -> float:
+    """Two ranks, two micro-batches each, whose gradients are (1, 3) and (2, 5)."""
+    parameter = nn.Parameter(torch.zeros(()))
+    group = torch.distributed.new_group([0, 1], backend="distensor")
+    if here.rank > 1:
+        return 11.0
+    reducer = GradientReducer([parameter], group)
+    reducer.begin(2)
+    for gradient in ((1.0, 3.0), (2.0, 5.0))[here.rank]:
+        (parameter * gradient).backward()
+    reducer.finish()
+    assert parameter.grad is not None
+    return parameter.grad.item()
+
+
+def test_every_micro_batch_of_every_rank_is_in_the_sum(pool: WorkerPool) -> None:
+    """4 here and 7 there: both hold 11, the mean over the ranks is 5.5."""
+    assert pool.run(accumulated_scalar) == [11.0] * RANKS

@@ -192,6 +192,15 @@ def test_low_precision_is_added_up_in_float32() -> None:
     assert out.item() == 1 + 4 * 2.0**-9, "one by one in bfloat16 it would stay at 1.0"
 
 
+def test_a_mean_of_many_bfloat16_gradients_is_right_to_the_last_bit() -> None:
+    """Sixteen ranks: rounded once, not sixteen times."""
+    parts = [torch.tensor([1.0 + 2.0**-7 * rank], dtype=torch.bfloat16) for rank in range(16)]
+    out = torch.empty(1, dtype=torch.bfloat16)
+    reduce_into(out, parts, Reduction.AVG, 16)
+    exact = torch.stack(parts).double().mean()
+    assert abs(float(out) - float(exact)) <= 2.0**-7, "one unit in the last place of a bfloat16 near 1"
+
+
 @pytest.mark.parametrize("own", [0, 1, 2])
 @pytest.mark.parametrize("op", list(Reduction)[:5])
 def test_the_order_is_that_of_the_ranks_and_the_parts_stay_as_they_are(own: int, op: Reduction) -> None:
