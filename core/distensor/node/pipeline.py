@@ -6,7 +6,8 @@ so an order that differs between ranks costs time, never correctness.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from distensor.core import DRIVER_RANK
 from distensor.core.clock import Clock
 from distensor.core.errors import FrameError, ProgramRejectedError
 from distensor.core.schedules import Action, Phase
+from distensor.node.held_bytes import counting_held_bytes
 from distensor.node.seeds import dropout_seed
 from distensor.program import Source, WeightGradients
 from distensor.transport import Channel, DataPlane, Tag
@@ -36,10 +38,19 @@ class Totals:
 
     loss_times_weight: float = 0.0
     weight: float = 0.0
-    compute_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    backward_seconds: float = 0.0
     wait_seconds: float = 0.0
     in_flight: int = 0
     """The most micro-batches (of one stage each) whose activations were held at once."""
+    held_bytes: int = 0
+    """What the first forward kept for its backward, where that was to be measured."""
+    message_bytes: dict[int, int] = field(default_factory=dict)
+    """The largest message to each peer."""
+
+    @property
+    def compute_seconds(self) -> float:
+        return self.forward_seconds + self.backward_seconds
 
 
 @dataclass(kw_only=True, slots=True)
@@ -61,6 +72,7 @@ class _Run:
     batches: Sequence[Batch]
     training: bool
     split: bool
+    measure: bool
     held: dict[tuple[int, int], _Held] = field(default_factory=dict)
     put_off: dict[tuple[int, int], WeightGradients] = field(default_factory=dict)
     local: dict[tuple[Channel, int, int], list[Tensor]] = field(default_factory=dict)
@@ -98,16 +110,25 @@ class PipelineExecutor:
         self._seed = seed
         self._replica = replica
 
-    def run(self, sequence: int, actions: Sequence[Action], batches: Sequence[Batch], *, training: bool) -> Totals:
+    def run(
+        self,
+        sequence: int,
+        actions: Sequence[Action],
+        batches: Sequence[Batch],
+        *,
+        training: bool,
+        measure: bool = False,
+    ) -> Totals:
         """Run `actions`; gradients of sum(weight * loss) accumulate in the parameters when the list has backwards.
 
-        `sequence` must differ between calls: it separates their messages.
+        `sequence` must differ between calls: it separates their messages. With `measure`, the memory that the first
+        forward keeps is counted.
 
         Raises:
             PeerLostError: a neighbour went away.
         """
         split = any(action.phase is Phase.WEIGHT_GRADIENT for action in actions)
-        run = _Run(sequence=sequence, batches=batches, training=training, split=split)
+        run = _Run(sequence=sequence, batches=batches, training=training, split=split, measure=measure)
         with torch.set_grad_enabled(training):
             for action in actions:
                 self._act(run, action)
@@ -139,17 +160,27 @@ class PipelineExecutor:
         started = self._clock.monotonic()
         seed = dropout_seed(self._seed, run.sequence, self._replica, micro)
         held = _Held(received=received, outputs=[], put_off=WeightGradients() if run.split else None)
-        outputs = runner.forward(inputs, seed=seed, training=run.training, put_off=held.put_off)
+        with self._counting(run, runner):
+            outputs = runner.forward(inputs, seed=seed, training=run.training, put_off=held.put_off)
         if program.is_last:
             self._take_loss(run, program, outputs, held)
         else:
             held.outputs = [outputs[spec.name] for spec in program.outputs]
-        run.totals.compute_seconds += self._clock.monotonic() - started
+        run.totals.forward_seconds += self._clock.monotonic() - started
         if not program.is_last:
             self._send(run, Channel.ACTIVATION, stage + 1, stage + 1, micro, [t.detach() for t in held.outputs])
         if keep:
             run.held[stage, micro] = held
             run.totals.in_flight = max(run.totals.in_flight, len(run.held) + len(run.put_off))
+
+    @contextmanager
+    def _counting(self, run: _Run, runner: StageRunner) -> Iterator[None]:
+        if not run.measure or run.totals.held_bytes:
+            yield
+            return
+        with counting_held_bytes([*runner.parameters.values(), *runner.buffers.values()]) as held:
+            yield
+        run.totals.held_bytes = held.total
 
     def _batch_inputs(self, program: StageProgram, batch: Batch) -> dict[str, Tensor]:
         names = [spec.name for spec in program.inputs_from(Source.BATCH)]
@@ -179,7 +210,7 @@ class PipelineExecutor:
             torch.autograd.backward(roots, seeds)
         wanted = [tensor for tensor in held.received if tensor.requires_grad]
         gradients = [torch.zeros_like(t) if t.grad is None else t.grad for t in wanted]
-        run.totals.compute_seconds += self._clock.monotonic() - started
+        run.totals.backward_seconds += self._clock.monotonic() - started
         if held.put_off is not None:
             run.put_off[stage, micro] = held.put_off
         if gradients:
@@ -188,7 +219,7 @@ class PipelineExecutor:
     def _weight_gradients(self, run: _Run, stage: int, micro: int) -> None:
         started = self._clock.monotonic()
         run.put_off.pop((stage, micro)).run()
-        run.totals.compute_seconds += self._clock.monotonic() - started
+        run.totals.backward_seconds += self._clock.monotonic() - started
 
     def _loss_root(self, held: _Held) -> tuple[list[Tensor], list[Tensor]]:
         loss = held.loss
@@ -219,6 +250,8 @@ class PipelineExecutor:
             return
         header, buffers = encode(tensors)
         tag = Tag(channel=channel, step=run.sequence, micro=micro, slot=slot)
+        size = len(header) + sum(map(len, buffers))
+        run.totals.message_bytes[peer] = max(size, run.totals.message_bytes.get(peer, 0))
         run.sends.append(self._plane.send(peer, tag, header, buffers))
 
     def _receive(self, run: _Run, channel: Channel, from_stage: int, slot: int, micro: int, count: int) -> list[Tensor]:

@@ -56,6 +56,7 @@ class Channel(IntEnum):
     TIED = 6
     META = 7
     P2P = 8
+    PROBE = 9
 
 
 class Tag(NamedTuple):
