@@ -19,7 +19,7 @@ from distensor.core.errors import ProgramRejectedError
 from distensor.core.schedules import Schedule
 from distensor.node.engine import ShardEngine, StepReport
 from distensor.node.ipc import Emitter, WorkerAssignment
-from distensor.node.orders import JobPlan, StepOrder, TiedWeight
+from distensor.node.orders import JobPlan, Pace, StepOrder, TiedWeight
 from distensor.node.progress import ProgressReporter
 from distensor.optim import OptimizerSpec
 from distensor.optim.clipping import NormType
@@ -145,6 +145,12 @@ def test_stages_of_another_rank_are_refused(engine: ShardEngine, module: Chain) 
     pieces = pieces_of(module, 2)
     with pytest.raises(ProgramRejectedError, match=r"given stages \[1\]"):
         engine.load(PLAN, {1: pieces.programs[1].to_json()}, {1: pieces.weights(1)})
+
+
+def test_a_warm_up_of_another_mesh_is_refused(engine: ShardEngine, module: Chain) -> None:
+    load(engine, pieces_of(module, 2), schedule=Schedule.ONE_F_ONE_B)
+    with pytest.raises(ProgramRejectedError, match=r"warm_up=\[2, 0\]: expected 1 numbers"):
+        engine.step(5, [batch_of(2)], 0.1, Pace(warm_up=(2, 0)))
 
 
 REPORT = StepReport(

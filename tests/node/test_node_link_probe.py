@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,26 +13,12 @@ from distensor.core.errors import PeerLostError
 from distensor.core.pipeline_simulation import LinkSeconds
 from distensor.node.held_bytes import counting_held_bytes
 from distensor.node.link_probe import Neighbours, measure_links
-from distensor.transport import DataPlane, Tag
+from distensor.testing.slow_links import SlowPlane
+from distensor.transport import DataPlane
 
 
-class SlowPlane:
-    """A plane whose messages arrive late: `latency` seconds each and one second for each `rate` bytes."""
-
-    def __init__(self, plane: DataPlane, *, latency: float, rate: float) -> None:
-        self._plane = plane
-        self._latency, self._rate = latency, rate
-
-    @property
-    def peers(self) -> frozenset[int]:
-        return self._plane.peers
-
-    def send(self, peer: int, tag: Tag, header: bytes = b"", buffers: Sequence[Any] = ()) -> None:
-        delay = self._latency + sum(map(len, buffers)) / self._rate
-        threading.Timer(delay, self._plane.send, (peer, tag, header, buffers)).start()
-
-    def recv(self, *arguments: Any, **options: Any) -> Any:
-        return self._plane.recv(*arguments, **options)
+def slow(plane: DataPlane) -> SlowPlane:
+    return SlowPlane(plane, lambda _, size: LinkSeconds(latency=0.01, occupied=size / 1e6), SYSTEM_CLOCK)
 
 
 def measured(planes: dict[int, Any], size: int, sequence: int) -> list[dict[int, LinkSeconds]]:
@@ -52,10 +36,10 @@ def measured(planes: dict[int, Any], size: int, sequence: int) -> list[dict[int,
 
 def test_latency_and_rate_are_found_each_way() -> None:
     with planes_of(3) as planes:
-        slow: dict[int, Any] = {
-            rank: SlowPlane(plane, latency=0.01, rate=1e6) if rank < 2 else plane for rank, plane in planes.items()
-        }
-        found = measured(slow, 20_000, 1)
+        slowed: dict[int, Any] = {**planes, 0: slow(planes[0]), 1: slow(planes[1])}
+        found = measured(slowed, 20_000, 1)
+        for rank in range(2):
+            slowed[rank].close()
     assert [sorted(links) for links in found] == [[1], [0, 2], [1]]
     down, up = found[0][1], found[1][0]
     assert 0.01 <= down.latency < 0.03, "both ways take 10 ms"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from distensor.core.errors import ProgramRejectedError
 from distensor.core.schedules import Schedule
-from distensor.node.orders import TiedWeight, parse_plan, parse_step, split_batches, split_parts
+from distensor.node.orders import Pace, TiedWeight, parse_plan, parse_step, split_batches, split_parts
 
 PLAN: dict[str, Any] = {
     "schedule": "gpipe",
@@ -65,6 +65,8 @@ def test_a_step_is_read() -> None:
     assert (order.step, order.lr, order.total_steps, order.tokens_per_second) == (3, 0.1, 5, 12.0)
     order = parse_step({"step": 1, "lr": 0})
     assert (order.total_steps, order.tokens_per_second) == (None, None)
+    assert order.pace == Pace(warm_up=None, measure=False)
+    assert parse_step({**STEP, "warm_up": [2, 0], "measure": True}).pace == Pace(warm_up=(2, 0), measure=True)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +75,7 @@ def test_a_step_is_read() -> None:
         ("step", 0), ("step", "1"), ("step", None), ("step", 1 << 64), ("step", 10**4000),
         ("lr", float("nan")), ("lr", float("inf")), ("lr", -0.1), ("lr", None), ("lr", True),
         ("total_steps", 2.0), ("total_steps", 1 << 64), ("tokens_per_second", float("inf")),
-        ("tokens_per_second", "fast"),
+        ("tokens_per_second", "fast"), ("warm_up", 3), ("warm_up", [1.5]), ("warm_up", [True]), ("measure", 1),
     ],
 )  # fmt: skip
 def test_a_wrong_step_is_refused_by_name(key: str, value: Any) -> None:

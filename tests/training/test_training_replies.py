@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from distensor.core.errors import WorkerFailedError
+from distensor.core.pipeline_simulation import LinkSeconds
+from distensor.core.warm_up import RankFigures
 from distensor.training.replies import (
     LinkBytes,
     LossReply,
@@ -51,6 +53,29 @@ def test_a_step_is_read() -> None:
     answer = read_step(reply(GOOD), RANKS)
     assert (answer.loss, answer.weight, answer.grad_norm, answer.committed) == (1.5, 8.0, 0.25, True)
     assert answer.links == (LinkBytes(peer=-1, sent=10), LinkBytes(peer=0, sent=0))
+
+
+def test_what_a_rank_measured_is_read() -> None:
+    link = {"latency": 0.1, "occupied": 0.2}
+    found = {"forward": 1.0, "backward": 2, "before": None, "after": link, "most_in_flight": 3}
+    figures = read_step(reply({**GOOD, "figures": found}), RANKS).figures
+    after = LinkSeconds(latency=0.1, occupied=0.2)
+    assert figures == RankFigures(forward=1.0, backward=2.0, before=None, after=after, most_in_flight=3)
+    assert read_step(reply(GOOD), RANKS).figures is None
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (3, "figures="), ({}, "forward="), ({"forward": 1, "backward": -1}, "backward="),
+        ({"forward": 1, "backward": 1, "before": 2}, "before="),
+        ({"forward": 1, "backward": 1, "before": {"latency": None}}, "latency="),
+        ({"forward": 1, "backward": 1, "most_in_flight": "all"}, "most_in_flight="),
+    ],
+)  # fmt: skip
+def test_figures_that_are_none_name_the_worker(found: Any, says: str) -> None:
+    with pytest.raises(WorkerFailedError, match=rf"rank 1 on node 'bolt' answered {says}"):
+        read_step(reply({**GOOD, "figures": found}), RANKS)
 
 
 def test_null_is_not_a_number_and_never_an_update() -> None:

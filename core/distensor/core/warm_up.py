@@ -44,6 +44,17 @@ class Border:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RankFigures:
+    """What a rank has measured of itself and of what it sends to its neighbours, each mean of one micro-batch."""
+
+    forward: float
+    backward: float
+    before: LinkSeconds | None
+    after: LinkSeconds | None
+    most_in_flight: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WarmUp:
     """The forwards that each rank runs ahead; seconds of a step: predicted, with plain 1F1B, and at the very best."""
 

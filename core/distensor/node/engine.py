@@ -22,6 +22,9 @@ from distensor.core.schedules import (
     stages_of_rank,
 )
 from distensor.node.groups import MeshGroups, torch_groups
+from distensor.node.link_probe import Neighbours, measure_links
+from distensor.node.orders import AS_SCHEDULED, Pace
+from distensor.node.pacing import rank_figures
 from distensor.node.pipeline import PipelineExecutor, Totals
 from distensor.node.tied import sum_tied_gradients
 from distensor.optim.clipping import NormType, clip_factor, partial_norm, whole_norm
@@ -31,6 +34,7 @@ from distensor.program import Limits, StageProgram, StageRunner
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from distensor.core.warm_up import RankFigures
     from distensor.node.ipc import WorkerAssignment
     from distensor.node.orders import JobPlan
     from distensor.optim.updater import State
@@ -49,6 +53,8 @@ class StepReport:
     sync_seconds: float
     wait_seconds: float
     committed: bool
+    figures: RankFigures | None = None
+    """Of the pipeline, where they were to be measured."""
 
 
 class ShardEngine:
@@ -161,12 +167,11 @@ class ShardEngine:
             raise ProgramRejectedError(f"rank {self._rank} has no program: a load command must come first")
 
     def _rank_of_stage(self, stage: int) -> int:
-        return self._layout.rank(
-            dp=self._place.dp,
-            tp=self._place.tp,
-            cp=self._place.cp,
-            pp=rank_of_stage(self._plan.schedule, stage, ranks=self._layout.config.pipeline_parallel),
-        )
+        return self._rank_at(rank_of_stage(self._plan.schedule, stage, ranks=self._layout.config.pipeline_parallel))
+
+    def _rank_at(self, place: int) -> int:
+        """The rank at that place of this rank's own pipeline."""
+        return self._layout.rank(dp=self._place.dp, tp=self._place.tp, cp=self._place.cp, pp=place)
 
     def _unique_parameters(self) -> list[Tensor]:
         """This rank's trainable parameters; a weight that two of its own stages share stays two tensors here."""
@@ -189,9 +194,11 @@ class ShardEngine:
 
         return GradientReducer(self._parameters, self._groups.gradients)
 
-    def step(self, sequence: int, batches: Sequence[Mapping[str, Tensor]], lr: float) -> StepReport:
+    def step(
+        self, sequence: int, batches: Sequence[Mapping[str, Tensor]], lr: float, pace: Pace = AS_SCHEDULED
+    ) -> StepReport:
         """One optimizer step over this replica's micro-batches. The update is applied by all ranks or by none."""
-        report = self._gradients(sequence, batches)
+        report = self._gradients(sequence, batches, pace)
         if report.weight > 0 and math.isfinite(report.loss) and math.isfinite(report.grad_norm):
             self._apply(report.weight, report.grad_norm, lr)
             return replace(report, committed=True)
@@ -262,22 +269,29 @@ class ShardEngine:
         except ConfigError as error:
             raise ProgramRejectedError(str(error)) from error
 
-    def _actions(self, micro_batches: int) -> tuple[Action, ...]:
-        return actions_of_rank(
-            self._plan.schedule,
-            rank=self._place.pp,
-            ranks=self._layout.config.pipeline_parallel,
-            stages=self._plan.stages,
-            micro_batches=micro_batches,
-        )
+    def _actions(self, micro_batches: int, warm_up: Sequence[int] | None = None) -> tuple[Action, ...]:
+        try:
+            return actions_of_rank(
+                self._plan.schedule,
+                rank=self._place.pp,
+                ranks=self._layout.config.pipeline_parallel,
+                stages=self._plan.stages,
+                micro_batches=micro_batches,
+                warm_up=warm_up,
+            )
+        except ConfigError as error:
+            raise ProgramRejectedError(str(error)) from error
 
-    def _gradients(self, sequence: int, batches: Sequence[Mapping[str, Tensor]]) -> StepReport:
+    def _gradients(
+        self, sequence: int, batches: Sequence[Mapping[str, Tensor]], pace: Pace = AS_SCHEDULED
+    ) -> StepReport:
         """Sums of weight * gradient in `.grad`; nothing is committed yet."""
+        actions = self._actions(len(batches), pace.warm_up)
         for parameter in self._parameters:
             parameter.grad = None
         if self._reducer is not None:
             self._reducer.begin(len(batches))
-        totals = self._executor.run(sequence, self._actions(len(batches)), batches, training=True)
+        totals = self._executor.run(sequence, actions, batches, training=True, measure=pace.measure)
         started = self._clock.monotonic()
         if self._reducer is not None:
             self._reducer.finish()
@@ -293,6 +307,30 @@ class ShardEngine:
             sync_seconds=self._clock.monotonic() - started,
             wait_seconds=totals.wait_seconds,
             committed=False,
+            figures=self._measure(sequence, totals, len(batches)) if pace.measure else None,
+        )
+
+    def _measure(self, sequence: int, totals: Totals, micro_batches: int) -> RankFigures | None:
+        """All ranks have just summed over the world: nothing else is on its way."""
+        ranks, place = self._layout.config.pipeline_parallel, self._place.pp
+        neighbours = Neighbours(
+            before=self._rank_at(place - 1) if place > 0 else None,
+            after=self._rank_at(place + 1) if place < ranks - 1 else None,
+        )
+        links = measure_links(
+            plane=self._plane,
+            neighbours=neighbours,
+            sizes=totals.message_bytes,
+            sequence=sequence,
+            clock=self._clock,
+        )
+        return rank_figures(
+            totals,
+            micro_batches=micro_batches,
+            links=links,
+            neighbours=neighbours,
+            memory_limit=self._memory_limit,
+            weight_bytes=sum(runner.program.weight_bytes for runner in self._runners.values()),
         )
 
     def _apply(self, weight: float, norm: float, lr: float) -> None:

@@ -45,11 +45,24 @@ class JobPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """How a step's pipeline runs: forwards ahead on each of its ranks (None: as the schedule has it), and whether the
+    ranks measure themselves and their links."""
+
+    warm_up: tuple[int, ...] | None = None
+    measure: bool = False
+
+
+AS_SCHEDULED = Pace()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepOrder:
     """What the driver's `step` command says besides the batch. The last two are only for people to read."""
 
     step: int
     lr: float
+    pace: Pace = AS_SCHEDULED
     total_steps: int | None
     tokens_per_second: float | None
 
@@ -97,9 +110,21 @@ def parse_step(meta: Mapping[str, Any]) -> StepOrder:
     return StepOrder(
         step=_whole(meta, "step", at_least=1),
         lr=_number(meta, "lr"),
+        pace=_pace(meta),
         total_steps=None if total is None else _whole(meta, "total_steps"),
         tokens_per_second=None if speed is None else _number(meta, "tokens_per_second"),
     )
+
+
+def _pace(meta: Mapping[str, Any]) -> Pace:
+    depths, measure = meta.get("warm_up"), meta.get("measure", False)
+    good = depths is None or (isinstance(depths, list) and all(type(depth) is int for depth in depths))
+    if not good or not isinstance(measure, bool):
+        raise ProgramRejectedError(
+            f"warm_up={str(depths)[:100]}, measure={str(measure)[:100]}: expected a list of whole numbers or null, and "
+            "true or false"
+        )
+    return Pace(warm_up=None if depths is None else tuple(depths), measure=measure)
 
 
 def _whole(meta: Mapping[str, Any], key: str, *, at_least: int = 0) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from distensor.comm.identity import new_key_and_csr
@@ -226,12 +227,13 @@ class WorkerRuntime:
         from distensor.node.orders import parse_step, split_batches
 
         order, batches = parse_step(meta), split_batches(meta, tensors)
-        report = engine.step(sequence, batches, order.lr)
+        report = engine.step(sequence, batches, order.lr, order.pace)
         if report.committed:
             if batches:
                 self._emitter.emit("claim", step=order.step, micro_batches=len(batches))
             self._progress.step(order, report)
-        return {**_report(report), "links": self._progress.links()}
+        figures = None if report.figures is None else asdict(report.figures)
+        return {**_report(report), "links": self._progress.links(), "figures": figures}
 
     def _reply(self, plane: DataPlane, sequence: int, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         send_named(plane, DRIVER_RANK, Channel.REPLY, sequence, meta, tensors)

@@ -15,6 +15,7 @@ from distensor.optim import OptimizerSpec
 from distensor.optim.updater import kept_dtype
 from distensor.program import capture
 from distensor.training.batches import row_count, row_major, split_rows
+from distensor.training.pacing import PipelinePacer
 from distensor.training.pieces import MeshPieces
 from distensor.training.receipts import ReceiptSender
 from distensor.training.replies import (
@@ -64,6 +65,7 @@ class TrainingJob:
         self._clock = clock
         self._layout = RankLayout(options.parallel)
         self._row_inputs = row_major(pieces.first.batch_inputs)
+        self._pacer = PipelinePacer(parallel=options.parallel, schedule=options.schedule, stages=options.stages)
         self._tokens_per_second: float | None = None
         self._micro_batches_done = 0
         self._rank_links: dict[int, tuple[LinkBytes, ...]] = {}
@@ -144,6 +146,8 @@ class TrainingJob:
         parts = self._split(batches)
         before, started = self._bytes(), self._clock.monotonic()
         meta = {"step": number, "lr": lr, "total_steps": total_steps, "tokens_per_second": self._tokens_per_second}
+        meta |= self._pacer.order()
+        depths = self._pacer.depths
         replies = self._send(Command.STEP, meta, parts)
         seconds = self._clock.monotonic() - started
         after = self._bytes()
@@ -152,7 +156,9 @@ class TrainingJob:
         agreed(replies, "loss", [answer.loss for answer in answers])
         agreed(replies, "gradient norm", [answer.grad_norm for answer in answers])
         agreed(replies, "weight", [answer.weight for answer in answers])
-        result = _step_result(number, lr, answers, seconds, after[0] - before[0], after[1] - before[1])
+        result = _step_result(number, lr, answers, seconds, after[0] - before[0], after[1] - before[1], depths)
+        figures = {reply.rank: answer.figures for reply, answer in zip(replies, answers, strict=True)}
+        self._pacer.observe(figures, max(map(len, parts)))
         self._rank_links = {reply.rank: answer.links for reply, answer in zip(replies, answers, strict=True)}
         if committed:
             self._tokens_per_second = result.tokens_per_second
@@ -320,7 +326,13 @@ def _most(layouts: Mapping[int, Layout]) -> dict[int, int]:
 
 
 def _step_result(
-    number: int, lr: float, answers: Sequence[StepReply], seconds: float, sent: int, received: int
+    number: int,
+    lr: float,
+    answers: Sequence[StepReply],
+    seconds: float,
+    sent: int,
+    received: int,
+    warm_up: tuple[int, ...],
 ) -> StepResult:
     return StepResult(
         step=number,
@@ -334,4 +346,5 @@ def _step_result(
         compute_seconds=max(answer.compute_seconds for answer in answers),
         sync_seconds=max(answer.sync_seconds for answer in answers),
         wait_seconds=max(answer.wait_seconds for answer in answers),
+        warm_up=warm_up,
     )

@@ -17,6 +17,7 @@ class ProgressBar:
 
     def __init__(self, name: str, total: int | None, *, shown: bool) -> None:
         self._bar: Any = None
+        self._warm_up: tuple[int, ...] = ()
         if shown:
             from tqdm import tqdm
 
@@ -25,6 +26,9 @@ class ProgressBar:
 
     def update(self, result: StepResult) -> None:
         if self._bar is not None:
+            if result.warm_up != self._warm_up:
+                self._warm_up = result.warm_up
+                self._bar.write(f"1f1b: the ranks of a pipeline run {result.warm_up} forwards ahead", file=sys.stderr)
             self._bar.set_postfix_str(f"loss {result.loss:.4f}  {result.tokens_per_second:,.0f} tok/s", refresh=False)
             self._bar.update()
 

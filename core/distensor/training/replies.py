@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from distensor.core import DRIVER_RANK
 from distensor.core.errors import WorkerFailedError
+from distensor.core.pipeline_simulation import LinkSeconds
+from distensor.core.warm_up import RankFigures
 
 if TYPE_CHECKING:
     import torch
@@ -60,6 +62,7 @@ class StepReply:
     sync_seconds: float
     wait_seconds: float
     links: tuple[LinkBytes, ...]
+    figures: RankFigures | None
 
 
 def read_loss(reply: Reply) -> LossReply:
@@ -78,6 +81,7 @@ def read_step(reply: Reply, ranks: Collection[int]) -> StepReply:
         sync_seconds=_amount(reply, "sync_seconds"),
         wait_seconds=_amount(reply, "wait_seconds"),
         links=_links(reply, ranks),
+        figures=_figures(reply),
     )
     if answer.committed and not (answer.weight > 0 and math.isfinite(answer.loss) and math.isfinite(answer.grad_norm)):
         raise WorkerFailedError(
@@ -145,6 +149,32 @@ def _flag(reply: Reply, key: str) -> bool:
     if not isinstance(value, bool):
         _wrong(reply, key, value, "true or false")
     return value
+
+
+def _figures(reply: Reply) -> RankFigures | None:
+    found = reply.meta.get("figures")
+    if found is None:
+        return None
+    if not isinstance(found, dict):
+        _wrong(reply, "figures", found, "an object, or null")
+    inner = replace(reply, meta=found)
+    return RankFigures(
+        forward=_amount(inner, "forward"),
+        backward=_amount(inner, "backward"),
+        before=_link_seconds(inner, "before"),
+        after=_link_seconds(inner, "after"),
+        most_in_flight=None if found.get("most_in_flight") is None else int(_amount(inner, "most_in_flight")),
+    )
+
+
+def _link_seconds(reply: Reply, key: str) -> LinkSeconds | None:
+    found = reply.meta.get(key)
+    if found is None:
+        return None
+    if not isinstance(found, dict):
+        _wrong(reply, key, found, "an object, or null")
+    inner = replace(reply, meta=found)
+    return LinkSeconds(latency=_amount(inner, "latency"), occupied=_amount(inner, "occupied"))
 
 
 def _links(reply: Reply, ranks: Collection[int]) -> tuple[LinkBytes, ...]:

@@ -26,6 +26,8 @@ class StepResult:
     compute_seconds: float
     sync_seconds: float
     wait_seconds: float
+    warm_up: tuple[int, ...] = ()
+    """Forwards that each rank of a pipeline ran ahead, where 1F1B chose them from measured stages and links."""
 
     @property
     def tokens_per_second(self) -> float:
