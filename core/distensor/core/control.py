@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from distensor.core.ids import DeviceId, Epoch, Generation, JobId, NodeId, Rank, WorkerId
 from distensor.core.parallel import ParallelConfig
-from distensor.core.reading import Reading
+from distensor.core.reading import Reading, Unavailable
+from distensor.core.table import bytes_text, table
 
 
 class DeviceKind(StrEnum):
@@ -97,6 +99,50 @@ class Mesh:
     @property
     def devices(self) -> tuple[DeviceInfo, ...]:
         return tuple(device for node in self.nodes if node.connected for device in node.info.devices)
+
+    @property
+    def free_bytes(self) -> Reading[int]:
+        """Free memory of all usable devices, as far as their nodes can tell."""
+        known = [device.free_bytes for device in self.devices if device.unusable is None]
+        readings = [reading for reading in known if not isinstance(reading, Unavailable)]
+        return sum(readings) if readings else Unavailable(reason="no connected node can tell")
+
+    @property
+    def links(self) -> Reading[Mapping[tuple[str, str], float]]:
+        """Seconds of one message between two nodes, by their names."""
+        return Unavailable(reason="not measured yet: the hub sends no data between nodes")
+
+    @property
+    def measured_speed(self) -> Reading[Mapping[str, float]]:
+        """Operations each second, by node."""
+        return Unavailable(reason="not measured yet: the hub runs no work on nodes")
+
+    def __str__(self) -> str:
+        rows = [
+            (node.info.name, *_device_cells(device), node.free_slots if first else "")
+            for node in self.nodes
+            for device, first in _marked(node)
+        ]
+        lines = [
+            f"{self.available_workers} workers can be placed on {sum(n.connected for n in self.nodes)} connected nodes",
+            table(("node", "device", "kind", "slots", "memory", "free", "free workers"), rows),
+        ]
+        for name, reading in (("links", self.links), ("speed", self.measured_speed)):
+            lines.append(f"{name}: {reading.reason if isinstance(reading, Unavailable) else dict(reading)}")
+        return "\n".join(lines)
+
+
+def _marked(node: MeshNode) -> list[tuple[DeviceInfo, bool]]:
+    return [(device, index == 0) for index, device in enumerate(node.info.devices if node.connected else ())]
+
+
+def _device_cells(device: DeviceInfo) -> tuple[object, ...]:
+    memory, free = (
+        "unknown" if isinstance(reading, Unavailable) else bytes_text(reading)
+        for reading in (device.memory_bytes, device.free_bytes)
+    )
+    slots = device.slots if device.unusable is None else f"none: {device.unusable}"
+    return device.name, device.kind.value, slots, memory, free
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

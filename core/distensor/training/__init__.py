@@ -6,6 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from distensor.training.plan_report import Plan
+    from distensor.training.planning import plan
     from distensor.training.results import History, Parity, StepResult
     from distensor.training.sessions import Session, current_session, init, query_mesh, session, shutdown
     from distensor.training.trainer import Trainer
@@ -14,6 +16,8 @@ _HOME = {
     "History": "results",
     "Parity": "results",
     "StepResult": "results",
+    "Plan": "plan_report",
+    "plan": "planning",
     "Session": "sessions",
     "current_session": "sessions",
     "init": "sessions",
@@ -26,11 +30,13 @@ _HOME = {
 __all__ = [
     "History",
     "Parity",
+    "Plan",
     "Session",
     "StepResult",
     "Trainer",
     "current_session",
     "init",
+    "plan",
     "query_mesh",
     "session",
     "shutdown",

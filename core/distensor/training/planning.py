@@ -1,0 +1,225 @@
+"""`ds.plan`: capture, cut and count, without asking a worker for anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.flop_counter import FlopCounterMode
+
+from distensor.core import ParallelConfig, Unavailable
+from distensor.core.control import Mesh
+from distensor.core.errors import ConfigError, SessionError
+from distensor.core.pipeline_simulation import StageSeconds, simulate
+from distensor.core.problems import Problems
+from distensor.core.reading import Reading
+from distensor.core.schedules import actions_of_rank, rank_of_stage
+from distensor.core.table import bytes_text
+from distensor.program import capture
+from distensor.program.shapes import Cost, check_shapes
+from distensor.program.values import Limits
+from distensor.training.batches import row_count, row_major, split_rows
+from distensor.training.options import TrainerOptions
+from distensor.training.pieces import MeshPieces
+from distensor.training.plan_report import Plan, RankPlan
+from distensor.training.sessions import current_session
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from distensor.nn import DistributedModel
+    from distensor.program import StageProgram
+    from distensor.program.losses import LossWeight
+
+NO_LIMITS = Limits(max_bytes=1 << 62, max_work=math.inf)
+"""What is planned is the user's own model: it is measured, not refused."""
+ROWS = "batch"
+"""How capture names the dim of the rows."""
+
+
+def plan(
+    model: DistributedModel,
+    *,
+    parallel: ParallelConfig,
+    batch: Any,
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    loss_weight: LossWeight = None,
+    schedule: str = "1f1b",
+    micro_batches: int | None = None,
+    precision: str = "fp32",
+    mesh: Mesh | None = None,
+) -> Plan:
+    """What training `model` on `parallel` would take: stages, parameters, operations and memory of each rank.
+
+    The keywords are the Trainer's. Nothing is sent, nothing is changed; what stands in the way is in `Plan.problems`.
+
+    Args:
+        batch: one batch as `Trainer.step` takes it; sizes are counted for its rows and lengths.
+        mesh: what to compare with; by default the open session's, if there is one.
+
+    Raises:
+        UserError: the model cannot be captured or cut as declared; with all other problems, if there are several.
+    """
+    problems = Problems()
+    seen = _mesh(mesh)
+    if not isinstance(seen, Unavailable):
+        problems.check(check_workers, parallel, seen)
+    options = problems.check(_options, model, parallel, schedule, micro_batches, precision)
+    pieces = None if options is None else problems.check(_pieces, model, batch, loss, loss_weight, options)
+    if options is None or pieces is None:
+        problems.report()
+    assert options is not None, "no problem was reported"
+    assert pieces is not None, "no problem was reported"
+    if not isinstance(seen, Unavailable):
+        problems.check(check_memory, pieces.bytes_per_rank(), seen)
+    return _predict(pieces, options, batch, seen, problems)
+
+
+def check_workers(parallel: ParallelConfig, mesh: Mesh) -> None:
+    """Raise ConfigError unless every rank finds a free worker."""
+    free, needed = mesh.available_workers, parallel.world_size
+    if needed <= free:
+        return
+    raise ConfigError(
+        f"{parallel.describe()} = {needed} ranks, and the mesh has {free} free workers: {_smaller(parallel, free)}"
+    )
+
+
+def check_memory(bytes_per_rank: Sequence[int], mesh: Mesh) -> None:
+    """Raise ConfigError where weights, gradients and optimizer alone are more than the mesh has.
+
+    Activations come on top; they are predicted as an upper bound only, so nothing is refused for them.
+    """
+    readings = [device.free_bytes for device in mesh.devices if device.unusable is None]
+    free = [reading for reading in readings if not isinstance(reading, Unavailable)]
+    if not free or len(free) < len(readings):
+        return
+    largest, total = max(bytes_per_rank), sum(bytes_per_rank)
+    what = "weights, gradients and optimizer"
+    more = "use more pipeline stages or more tensor_parallel, so that each rank holds less"
+    if largest > max(free):
+        raise ConfigError(
+            f"rank {list(bytes_per_rank).index(largest)} needs {bytes_text(largest)} for {what}; the largest device "
+            f"has {bytes_text(max(free))} free: {more}"
+        )
+    if total > sum(free):
+        raise ConfigError(
+            f"all ranks together need {bytes_text(total)} for {what}; the mesh has {bytes_text(sum(free))} free: lower "
+            f"data_parallel, since each replica holds the whole model"
+        )
+
+
+def _smaller(parallel: ParallelConfig, free: int) -> str:
+    replica = parallel.world_size // parallel.data_parallel
+    if replica <= free:
+        return f"lower data_parallel to {free // replica}, or connect {parallel.world_size - free} more workers"
+    return f"one replica alone takes {replica}; lower the other axes to a product of at most {free}"
+
+
+def _mesh(mesh: Mesh | None) -> Reading[Mesh]:
+    if mesh is not None:
+        return mesh
+    try:
+        return current_session().query_mesh()
+    except SessionError:
+        return Unavailable(reason="no session is open")
+
+
+def _options(
+    model: DistributedModel, parallel: ParallelConfig, schedule: str, micro_batches: int | None, precision: str
+) -> TrainerOptions:
+    return TrainerOptions.of(
+        model=model,
+        parallel=parallel,
+        schedule=schedule,
+        micro_batches=micro_batches,
+        clip_norm=None,
+        norm_type=2.0,
+        precision=precision,
+        accumulate=1,
+        lr_schedule=None,
+        seed=0,
+    )
+
+
+def _pieces(
+    model: DistributedModel,
+    batch: Any,
+    loss: Callable[[Any, Any], Tensor] | None,
+    loss_weight: LossWeight,
+    options: TrainerOptions,
+) -> MeshPieces:
+    captured = capture(model.module, batch, loss=loss, loss_weight=loss_weight, precision=options.precision)
+    return MeshPieces.of(captured, model, options.parallel, options.schedule)
+
+
+def _predict(pieces: MeshPieces, options: TrainerOptions, batch: Any, mesh: Reading[Mesh], problems: Problems) -> Plan:
+    parallel, first = options.parallel, pieces.first
+    flat = first.flatten_batch(batch)
+    rows = row_count(flat, row_major(first.batch_inputs))
+    split = split_rows(rows, replicas=parallel.data_parallel, micro_batches=options.micro_batches)
+    most, micro_batches = max(split.sizes), max(split.micro_batches)
+    costs = {place: [_measure(program, most) for program in pieces.cuts[place].programs] for place in pieces.cuts}
+    seconds = [max(flops, 1) for flops, _ in costs[0, 0]]
+    lists = [
+        actions_of_rank(
+            options.schedule,
+            rank=rank,
+            ranks=parallel.pipeline_parallel,
+            stages=pieces.stages,
+            micro_batches=micro_batches,
+        )
+        for rank in range(parallel.pipeline_parallel)
+    ]
+    run = simulate(
+        lists,
+        seconds=[StageSeconds(forward=flops, input_gradient=flops, weight_gradient=flops) for flops in seconds],
+        place=partial(rank_of_stage, options.schedule, ranks=parallel.pipeline_parallel),
+    )
+    return Plan(
+        parallel=parallel,
+        schedule=options.schedule,
+        micro_batches=micro_batches,
+        rows=most,
+        ranks=tuple(
+            _rank_plan(pieces, rank, costs, run.in_flight)
+            for rank in range(parallel.world_size)
+            if pieces.place(rank).dp == 0
+        ),
+        bubble=run.mean_idle,
+        layouts=pieces.layouts,
+        gathers=(),
+        mesh=mesh,
+        problems=problems.found,
+    )
+
+
+def _rank_plan(
+    pieces: MeshPieces,
+    rank: int,
+    costs: Mapping[tuple[int, int], Sequence[tuple[int, Cost]]],
+    in_flight: Sequence[int],
+) -> RankPlan:
+    place, stages = pieces.place(rank), pieces.stages_of(rank)
+    own = [costs[place.tp, place.cp][stage] for stage in stages]
+    programs = pieces.programs_of(rank).values()
+    return RankPlan(
+        rank=rank,
+        place=place,
+        stages=stages,
+        parameters=sum(math.prod(spec.shape) for program in programs for spec in program.parameters),
+        fixed_bytes=pieces.bytes_per_rank()[rank],
+        forward_flops=sum(flops for flops, _ in own),
+        activation_bytes=max(cost.activation_bytes for _, cost in own),
+        in_flight=in_flight[place.pp],
+    )
+
+
+def _measure(program: StageProgram, rows: int) -> tuple[int, Cost]:
+    """(floating-point operations, cost) of a forward pass over so many rows, on the meta device."""
+    dims = {dim.name: rows if dim.name == ROWS else dim.example for dim in program.dims}
+    with FlopCounterMode(display=False) as counter:
+        cost = check_shapes(program, NO_LIMITS, dims)
+    return counter.get_total_flops(), cost

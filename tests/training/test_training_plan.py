@@ -1,0 +1,192 @@
+"""`ds.plan`: figures that can be counted by hand, and every problem in one message."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import distensor as ds
+from distensor.core import DeviceId, Generation, Unavailable
+from distensor.core.control import DeviceInfo, DeviceKind, Mesh, MeshNode, NodeInfo
+from distensor.core.errors import CaptureError, ConfigError
+from distensor.core.pipeline_simulation import ideal_bubble
+from distensor.core.problems import SeveralProblemsError
+from distensor.core.reading import Reading
+from distensor.core.table import bytes_text, count_text, table
+
+WIDTH, ROWS = 8, 12
+PARAMETERS = WIDTH * WIDTH + WIDTH
+
+
+def device(number: int, free: Reading[int], slots: int = 2, unusable: str | None = None) -> DeviceInfo:
+    return DeviceInfo(
+        device_id=DeviceId(f"cpu:{number}"),
+        kind=DeviceKind.CPU,
+        name=f"cpu {number}",
+        slots=slots,
+        memory_bytes=16 << 30,
+        free_bytes=free,
+        unusable=unusable,
+    )
+
+
+def mesh(workers: int, *free: Reading[int]) -> Mesh:
+    devices = tuple(device(number, reading) for number, reading in enumerate(free or (8 << 30,)))
+    info = NodeInfo(name="desk", host="127.0.0.1", version="0", devices=devices)
+    away = NodeInfo(name="shed", host="127.0.0.2", version="0", devices=(device(9, 1 << 40),))
+    return Mesh(
+        generation=Generation(1),
+        nodes=(
+            MeshNode(info=info, connected=True, free_slots=workers, seconds_since_heartbeat=0.1),
+            MeshNode(info=away, connected=False, free_slots=4, seconds_since_heartbeat=99.0),
+        ),
+    )
+
+
+def squared(outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return nn.functional.mse_loss(outputs, batch[1])
+
+
+def model(stages: int) -> ds.DistributedModel:
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4)]
+    share = 4 // stages
+    mapping = [[str(stage * share + index) for index in range(share)] for stage in range(stages)]
+    return ds.DistributedModel(nn.Sequential(*layers), stage_mapping=ds.StageMapping(mapping))
+
+
+def batch(rows: int = ROWS) -> tuple[Tensor, Tensor]:
+    return torch.randn(rows, WIDTH), torch.randn(rows, WIDTH)
+
+
+@pytest.fixture(scope="module")
+def planned() -> ds.Plan:
+    parallel = ds.ParallelConfig(data_parallel=2, pipeline_parallel=4)
+    return ds.plan(model(4), parallel=parallel, batch=batch(), loss=squared, micro_batches=3)
+
+
+def test_the_figures_of_each_rank_are_those_counted_by_hand(planned: ds.Plan) -> None:
+    """12 rows on 2 replicas in 3 micro-batches are 2 rows each; one replica is shown."""
+    assert planned.rows == 2
+    assert [rank.rank for rank in planned.ranks] == [0, 1, 2, 3]
+    assert [rank.stages for rank in planned.ranks] == [(0,), (1,), (2,), (3,)]
+    assert [rank.parameters for rank in planned.ranks] == [PARAMETERS] * 4
+    assert [rank.fixed_bytes for rank in planned.ranks] == [PARAMETERS * 4 * 4] * 4
+    assert [rank.forward_flops for rank in planned.ranks] == [2 * 2 * WIDTH * WIDTH] * 4
+
+
+def test_memory_is_bounded_by_what_a_forward_pass_makes(planned: ds.Plan) -> None:
+    one = 2 * WIDTH * 4
+    assert planned.ranks[0].activation_bytes == 3 * one  # the input, the product, its tanh
+    assert [rank.in_flight for rank in planned.ranks] == [3, 3, 2, 1]
+    assert planned.ranks[0].most_bytes == PARAMETERS * 4 * 4 + 3 * 3 * one
+
+
+def test_the_bubble_of_equal_stages_is_the_formula(planned: ds.Plan) -> None:
+    assert planned.bubble == pytest.approx(ideal_bubble(4, 3))
+
+
+def test_the_report_shows_it_all(planned: ds.Plan) -> None:
+    text = str(planned)
+    assert "dp 2 x tp 1 x pp 4 x cp 1 = 8 ranks, schedule 1f1b, at most 3 micro-batches of at most 2 rows" in text
+    assert re.search(r"^ +3  pp 3 tp 0 cp 0  3 +72 +1\.12 KiB +256 ", text, re.MULTILINE)
+    assert "pipeline bubble 50.0% of a step" in text
+    assert text.endswith("mesh: not compared (no session is open)")
+
+
+def test_looped_stages_are_on_their_ranks() -> None:
+    parallel = ds.ParallelConfig(pipeline_parallel=2)
+    plan = ds.plan(model(4), parallel=parallel, batch=batch(), loss=squared, mesh=mesh(2), schedule="interleaved")
+    assert [rank.stages for rank in plan.ranks] == [(0, 2), (1, 3)]
+    assert [rank.parameters for rank in plan.ranks] == [2 * PARAMETERS] * 2
+    assert plan.problems == ()
+    plan.check()
+
+
+def test_the_model_is_left_alone() -> None:
+    declared = model(1)
+    before = {name: value.clone() for name, value in declared.module.state_dict().items()}
+    ds.plan(declared, parallel=ds.ParallelConfig(), batch=batch(), loss=squared)
+    after = declared.module.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert all(parameter.grad is None for parameter in declared.module.parameters())
+
+
+def test_too_few_workers_and_too_little_memory_are_both_named() -> None:
+    parallel = ds.ParallelConfig(data_parallel=4, pipeline_parallel=2)
+    plan = ds.plan(model(2), parallel=parallel, batch=batch(), loss=squared, mesh=mesh(5, 2000, 1000))
+    with pytest.raises(SeveralProblemsError) as caught:
+        plan.check()
+    said = str(caught.value)
+    assert "dp 4 x tp 1 x pp 2 x cp 1 = 8 ranks, and the mesh has 5 free workers: lower data_parallel to 2" in said
+    assert "rank 0 needs 2.25 KiB for weights, gradients and optimizer; the largest device has 1.95 KiB free" in said
+    assert str(plan).count("\ncannot run: ") == 2
+
+
+@pytest.mark.parametrize(
+    ("free", "said"),
+    [
+        ((8000, 8000), "all ranks together need 18.0 KiB for weights, gradients and optimizer; the mesh has 15.6 KiB"),
+        ((8000, Unavailable(reason="no sensor")), ""),
+        ((9500, 9500), ""),
+    ],
+)
+def test_memory_is_compared_where_it_is_known(free: tuple[Reading[int], ...], said: str) -> None:
+    parallel = ds.ParallelConfig(data_parallel=4, pipeline_parallel=2)
+    plan = ds.plan(model(2), parallel=parallel, batch=batch(), loss=squared, mesh=mesh(8, *free))
+    assert [said in str(problem) for problem in plan.problems] == [True] * bool(said)
+
+
+def test_a_replica_that_is_larger_than_the_mesh() -> None:
+    parallel = ds.ParallelConfig(data_parallel=2, pipeline_parallel=4)
+    plan = ds.plan(model(4), parallel=parallel, batch=batch(), loss=squared, mesh=mesh(3))
+    with pytest.raises(ConfigError, match="one replica alone takes 4; lower the other axes to a product of at most 3"):
+        plan.check()
+
+
+def test_what_cannot_be_cut_is_refused_with_everything_else_that_is_wrong() -> None:
+    parallel = ds.ParallelConfig(data_parallel=2, pipeline_parallel=3)
+    with pytest.raises(SeveralProblemsError) as caught:
+        ds.plan(model(4), parallel=parallel, batch=batch(), loss=squared, micro_batches=0, mesh=mesh(2))
+    said = str(caught.value)
+    assert "6 ranks, and the mesh has 2 free workers" in said
+    assert "4 stages cannot be laid over pipeline_parallel=3" in said
+    assert "micro_batches=0" in said
+
+
+def test_a_module_that_cannot_be_captured_is_refused_alone() -> None:
+    class Choosing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x if x.sum() > 0 else -x)
+
+    with pytest.raises(CaptureError):
+        ds.plan(ds.DistributedModel(Choosing(WIDTH, WIDTH)), parallel=ds.ParallelConfig(), batch=batch(), loss=squared)
+
+
+def test_a_mesh_prints_what_is_known_and_says_what_is_not_measured() -> None:
+    seen = mesh(3, 2 << 30, Unavailable(reason="no sensor"))
+    assert seen.free_bytes == 2 << 30
+    assert isinstance(seen.links, Unavailable)
+    assert isinstance(seen.measured_speed, Unavailable)
+    assert str(seen).splitlines() == [
+        "3 workers can be placed on 1 connected nodes",
+        "node  device  kind  slots  memory    free      free workers",
+        "desk  cpu 0   cpu       2  16.0 GiB  2.00 GiB  3",
+        "desk  cpu 1   cpu       2  16.0 GiB  unknown",
+        f"links: {seen.links.reason}",
+        f"speed: {seen.measured_speed.reason}",
+    ]
+
+
+def test_memory_that_nobody_can_tell() -> None:
+    assert isinstance(mesh(1, Unavailable(reason="no sensor")).free_bytes, Unavailable)
+
+
+def test_tables_and_sizes() -> None:
+    assert table(["name", "size"], [["a", 1], ["long", 20]]) == "name  size\na        1\nlong    20"
+    assert table(["name"], []) == "name"
+    assert [bytes_text(count) for count in (0, 512, 1536, 300 << 30)] == ["0 B", "512 B", "1.50 KiB", "300 GiB"]
+    assert [count_text(count) for count in (950, 1_234_567, 7e9, 5e12)] == ["950", "1.23M", "7.00G", "5.00T"]
