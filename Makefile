@@ -9,11 +9,11 @@ JOBS ?= 2
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test check lint format types layers wheels proto bench soak clean
+.PHONY: help dev demo test check lint format types layers wheels proto parity bench soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@echo "ARGS='...' is passed on to demo, test, bench and soak; PYTHON=... chooses the interpreter of $(VENV)."
+	@echo "ARGS='...' is passed on to demo, test, parity, bench and soak; PYTHON=... chooses the interpreter of $(VENV)."
 
 dev: $(STAMP) ## create .venv (Python 3.11 or newer) and install everything into it; again only when a definition changed
 
@@ -48,8 +48,11 @@ proto: $(STAMP) ## regenerate the stubs of the control protocol
 	cd core && ../$(PY) -m grpc_tools.protoc --plugin=protoc-gen-mypy=../$(VENV)/bin/protoc-gen-mypy \
 		-I. --python_out=. --grpc_python_out=. --mypy_out=. distensor/proto/control.proto
 
+parity: $(STAMP) ## every model on every mesh against one process, an hour; writes docs/parity.md and docs/parity.json
+	$(PY) benchmarks/parity.py --write docs $(ARGS)
+
 bench: $(STAMP) ## the benchmarks, each prints its table
-	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(PY) "$$file" $(ARGS) || exit 1; done
+	@for file in $(filter-out benchmarks/parity.py,$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(PY) "$$file" $(ARGS) || exit 1; done
 
 soak: $(STAMP) ## the tests that take minutes
 	$(PY) -m pytest -m slow $(ARGS)

@@ -15,7 +15,7 @@ import repo_rules as rules
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 JOBS = ["help", "dev", "demo", "test", "check", "lint", "format", "types", "layers"]
-JOBS += ["wheels", "proto", "bench", "soak", "clean"]
+JOBS += ["wheels", "proto", "parity", "bench", "soak", "clean"]
 
 
 @pytest.fixture
