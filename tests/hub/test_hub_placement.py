@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from distensor.core.control import DeviceKind, JobSpec
 from distensor.core.errors import PlacementError
 from distensor.core.ids import DeviceId, NodeId, Rank
-from distensor.core.parallel import ParallelConfig
+from distensor.core.parallel import Axis, ParallelConfig, RankLayout
 from distensor.hub.placement import DeviceOffer, NodeOffer, place
 
 
@@ -114,6 +114,22 @@ def test_a_device_is_not_filled_beyond_its_memory() -> None:
 
 
 SIZES = st.integers(min_value=1, max_value=3)
+
+
+@given(st.lists(st.integers(min_value=0, max_value=9), max_size=6), SIZES, SIZES, SIZES, SIZES, st.booleans())
+def test_a_tensor_group_is_split_only_where_no_node_has_room(slots, dp, pp, tp, cp, last) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    """Whatever the order of the axes: tensor-parallel ranks talk most."""
+    order = "dp-pp-cp-tp" if last else "tp-cp-pp-dp"
+    parallel = ParallelConfig(
+        data_parallel=dp, pipeline_parallel=pp, tensor_parallel=tp, context_parallel=cp, order=order
+    )
+    if parallel.world_size > sum(slots):
+        return
+    offers = [cpus(f"n{index}", count) for index, count in enumerate(slots)]
+    nodes = {one.rank: one.node_id for one in place(replace(spec(csr="csr"), parallel=parallel), offers)}
+    groups = RankLayout(parallel).groups(Axis.TP)
+    whole = sum(len({nodes[rank] for rank in group}) == 1 for group in groups)
+    assert whole >= min(len(groups), sum(count // tp for count in slots))
 
 
 @given(st.lists(st.integers(min_value=0, max_value=6), max_size=6), SIZES, SIZES, SIZES, st.randoms())

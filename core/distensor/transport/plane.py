@@ -263,4 +263,5 @@ class DataPlane:
         names = ", ".join(told.get(rank, f"{peer_name(rank)} (did not dial)") for rank in sorted(missing))
         refused = list(self._acceptor.refused) if self._acceptor is not None else []
         detail = f"; turned away here: {'; '.join(refused[-3:])}" if refused else ""
-        return f"not connected after {self.timeouts.connect:g} s: {names}{detail}"
+        here = f"{len(self._links)} of {len(self._links) + len(missing)} expected peers are here"
+        return f"not connected after {self.timeouts.connect:g} s: {names}; {here}{detail}"
