@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from distensor.core.actions import backward, forward
 from distensor.core.errors import ConfigError
+from distensor.core.pipeline_bubble import predicted_bubble
 from distensor.core.pipeline_simulation import (
     LinkSeconds,
     Simulation,
@@ -131,6 +132,21 @@ def test_lists_that_wait_for_each_other_are_named() -> None:
     lists = [[forward(0, 0), backward(0, 0), forward(0, 1)], [forward(1, 0), forward(1, 1), backward(1, 0)]]
     with pytest.raises(ConfigError, match="rank 0 before 0B0, rank 1 before 1F1"):
         simulate(lists, seconds=[stage] * 2, place=lambda stage: stage)
+
+
+@pytest.mark.parametrize("schedule", [Schedule.GPIPE, Schedule.ONE_F_ONE_B])
+@pytest.mark.parametrize(("micro_batches", "bubble"), [(1, 3 / 4), (2, 3 / 5), (3, 3 / 6)])
+def test_fewer_micro_batches_than_stages_have_the_bubble_of_the_formula(
+    schedule: Schedule, micro_batches: int, bubble: float
+) -> None:
+    """PRF-03"""
+    assert predicted_bubble(schedule, ranks=4, stages=4, micro_batches=micro_batches) == pytest.approx(bubble)
+
+
+def test_several_stages_a_rank_and_split_backwards_wait_less() -> None:
+    plain = predicted_bubble(Schedule.ONE_F_ONE_B, ranks=4, stages=4, micro_batches=8)
+    for schedule, stages in [(Schedule.INTERLEAVED, 8), (Schedule.ZERO_BUBBLE, 4), (Schedule.ZBV, 8)]:
+        assert predicted_bubble(schedule, ranks=4, stages=stages, micro_batches=8) < plain
 
 
 def test_nothing_to_do_takes_no_time() -> None:

@@ -111,8 +111,8 @@ def check_warm_up(warm_up: Sequence[int], *, ranks: int) -> None:
     falling = all(before >= after for before, after in itertools.pairwise(warm_up))
     if len(warm_up) != ranks or not falling or warm_up[-1] < 0:
         raise ConfigError(
-            f"warm_up={str(list(warm_up))[:100]}: expected {ranks} numbers of at least 0, none larger than the one before, "
-            f"for example {[plain_warm_up(rank, ranks) for rank in range(ranks)]}"
+            f"warm_up={str(list(warm_up))[:100]}: expected {ranks} numbers of at least 0, none larger than the one "
+            f"before, for example {[plain_warm_up(rank, ranks) for rank in range(ranks)]}"
         )
 
 

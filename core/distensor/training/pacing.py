@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distensor.core import ParallelConfig, RankLayout
+from distensor.core.pipeline_bubble import predicted_bubble
 from distensor.core.pipeline_simulation import LinkSeconds, StageSeconds
 from distensor.core.schedules import Schedule, takes_warm_up
 from distensor.core.warm_up import Border, RankFigures, WarmUp, choose_warm_up
@@ -29,6 +30,8 @@ class PipelinePacer:
         ranks = parallel.pipeline_parallel
         self._layout = RankLayout(parallel)
         self._ranks = ranks
+        self._schedule = schedule
+        self._stages = stages
         self._open = ranks > 1 and takes_warm_up(schedule, ranks=ranks, stages=stages)
         self._steps = 0
         self._measured: list[Mapping[int, RankFigures]] = []
@@ -49,6 +52,8 @@ class PipelinePacer:
     def observe(self, figures: Mapping[int, RankFigures | None], micro_batches: int) -> None:
         """A step is done; `figures` by rank, `micro_batches` of a replica."""
         self._steps += 1
+        if self._steps == 1 and self._ranks > 1:
+            self._say_bubble(micro_batches)
         known = {rank: found for rank, found in figures.items() if found is not None}
         if not self._open or not known:
             return
@@ -56,6 +61,14 @@ class PipelinePacer:
         if len(self._measured) == MEASURED_STEPS:
             self._open = False
             self._choose(micro_batches)
+
+    def _say_bubble(self, micro_batches: int) -> None:
+        bubble = predicted_bubble(self._schedule, ranks=self._ranks, stages=self._stages, micro_batches=micro_batches)
+        logger.log(
+            logging.WARNING if micro_batches < self._ranks else logging.INFO,
+            "schedule=%s with %d micro-batches over %d ranks: ranks of equal speed wait %.0f %% of a step",
+            self._schedule, micro_batches, self._ranks, 100 * bubble,
+        )  # fmt: skip
 
     def _choose(self, micro_batches: int) -> None:
         places = [self._of_place(place) for place in range(self._ranks)]
