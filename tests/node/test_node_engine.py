@@ -14,6 +14,7 @@ import torch
 from node_kit import Chain, batch_of, pieces_of, planes_of
 
 from distensor.core import SYSTEM_CLOCK, DeviceId, Epoch, JobId, ParallelConfig, Rank
+from distensor.core.compute import Recompute
 from distensor.core.control import DeviceKind
 from distensor.core.errors import ProgramRejectedError
 from distensor.core.schedules import Schedule
@@ -35,6 +36,7 @@ PLAN = JobPlan(
     seed=0,
     tied=(TiedWeight(holders=((0, "embed.weight"), (1, "embed.weight"))),),
     sharded=frozenset(),
+    recompute=Recompute.NONE,
 )
 ASSIGNMENT = WorkerAssignment(
     job_id=JobId("j_0123456789abcdef"),

@@ -138,6 +138,7 @@ PLAN: dict[str, Any] = {
     "clip_norm": None,
     "norm_type": "2",
     "sharded": [],
+    "recompute": "none",
     "seed": 0,
     "tied": [],
 }

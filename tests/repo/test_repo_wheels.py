@@ -140,6 +140,7 @@ KEYWORDS = {
         "clip_norm",
         "norm_type",
         "precision",
+        "recompute",
         "accumulate",
         "checkpoint",
         "backend",

@@ -82,7 +82,7 @@ def job(connection: Connection) -> TrainingJob:
     model = DistributedModel(Model())
     options = TrainerOptions.of(
         model=model, parallel=ParallelConfig(data_parallel=2), schedule="1f1b", micro_batches=None, sync="allreduce",
-        clip_norm=None, norm_type=2.0, precision="fp32",
+        clip_norm=None, norm_type=2.0, precision="fp32", recompute="none",
         accumulate=1, checkpoint=None, backend="tls", lr_schedule=None, seed=0,
     )  # fmt: skip
     captured = capture(model.module, torch.ones(4, 3), loss_weight="rows")

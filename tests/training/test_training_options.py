@@ -31,6 +31,7 @@ GOOD: dict[str, Any] = {
     "clip_norm": None,
     "norm_type": 2.0,
     "precision": "fp32",
+    "recompute": "none",
     "accumulate": 1,
     "checkpoint": None,
     "backend": "tls",
@@ -78,6 +79,8 @@ def test_an_option_that_is_not_built_yet_is_refused_by_name(keyword: str, value:
     [
         ("sync", "magic"),
         ("precision", "fp8"),
+        ("recompute", "all"),
+        ("recompute", None),
         ("backend", "mpi"),
         ("schedule", "2f2b"),
         ("micro_batches", 0),

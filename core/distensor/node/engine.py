@@ -108,6 +108,7 @@ class ShardEngine:
                 limits=limits,
                 split_backward=splits_backward(plan.schedule),
                 axes=self._groups.axes,
+                recompute=plan.recompute,
             )
             for stage, text in programs.items()
         }

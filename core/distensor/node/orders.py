@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from distensor.core.compute import Recompute
 from distensor.core.errors import ProgramRejectedError
 from distensor.core.schedules import Schedule
 from distensor.optim import OptimizerSpec
@@ -42,6 +43,7 @@ class JobPlan:
     tied: tuple[TiedWeight, ...]
     sharded: frozenset[str]
     """Weights of which each rank of tp holds a part; of all others every rank holds the same."""
+    recompute: Recompute
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +82,7 @@ def parse_plan(meta: Mapping[str, Any]) -> JobPlan:
             seed=_whole(meta, "seed"),
             tied=tuple(TiedWeight(holders=tuple(_holder(item) for item in group)) for group in meta["tied"]),
             sharded=frozenset(_names(meta, "sharded")),
+            recompute=Recompute(meta["recompute"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ProgramRejectedError(f"load command: {error!r} in {str(dict(meta))[:300]}") from error

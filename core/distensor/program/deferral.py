@@ -58,8 +58,11 @@ class Deferral:
         def product(*arguments: Any) -> Any:
             if self._sink is None or not torch.is_grad_enabled():
                 return function(*arguments)
-            call = _Call(rule=rule, arguments=arguments, function=function, sink=self._sink, group=group)
-            return _Product.apply(_anchor(), arguments[rule.value], call)  # type: ignore[no-untyped-call]
+            # Autograd keeps the value, or recomputes it; a second reference would hold it all the same.
+            others = tuple(None if place == rule.value else item for place, item in enumerate(arguments))
+            call = _Call(rule=rule, arguments=others, sink=self._sink, group=group)
+            value = arguments[rule.value]
+            return _Product.apply(_anchor(), value, lambda: function(*arguments), call)  # type: ignore[no-untyped-call]
 
         return product
 
@@ -75,32 +78,34 @@ class _Rule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Call:
+    """`arguments` has None in the place of the value."""
+
     rule: _Rule
     arguments: Sequence[Any]
-    function: Callable[..., Any]
     sink: WeightGradients
     group: int
 
 
 class _Product(torch.autograd.Function):
-    """(anchor, value, call) -> the product. The anchor makes autograd come here although the weights are hidden."""
+    """(anchor, value, make, call) -> the product that `make` gives. The anchor makes autograd come here although the
+    weights are hidden.
+    """
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, value: Tensor, call: _Call) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, value: Tensor, make: Callable[[], Tensor], call: _Call) -> Tensor:
         del anchor
         ctx.call = call
         ctx.save_for_backward(value)
-        result: Tensor = call.function(*call.arguments)
-        return result
+        return make()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None, None, None]:
         call: _Call = ctx.call
         (value,) = ctx.saved_tensors
         (gradient,) = gradients
         rule, arguments = call.rule, call.arguments
         call.sink.put(call.group, lambda: rule.weight_gradients(gradient, value.detach(), arguments))
-        return None, rule.value_gradient(gradient, arguments) if ctx.needs_input_grad[1] else None, None
+        return None, rule.value_gradient(gradient, arguments) if ctx.needs_input_grad[1] else None, None, None
 
 
 def _anchor() -> Tensor:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from distensor.core.compute import Recompute
 from distensor.core.errors import ProgramRejectedError
 from distensor.program.axes import Groups, check_groups
 from distensor.program.calls import TORCH_DTYPES, resolve
 from distensor.program.deferral import Deferral, WeightGradients
 from distensor.program.draws import Draws
 from distensor.program.expressions import Size, evaluate, show
+from distensor.program.recomputation import Recomputation, Segment
 from distensor.program.shapes import check_shapes
 from distensor.program.stage_program import StageProgram
 from distensor.program.tape import Tape, record
@@ -32,7 +35,8 @@ class StageRunner:
     `parameters` are leaf tensors that collect gradients. With `limits`, every new size of the batch is checked on
     the meta device before it runs, so that no caller can make this process allocate beyond them.
     `axes` are the groups of a program that is one of several. With `split_backward`, a forward pass can put off the
-    gradients of weights.
+    gradients of weights. `recompute` says what is computed again in the backward pass instead of being kept; the
+    collectives of the recomputed part run again too, in the same order on all ranks.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class StageRunner:
         limits: Limits | None = None,
         axes: Groups | None = None,
         split_backward: bool = False,
+        recompute: Recompute = Recompute.NONE,
     ) -> None:
         check_groups(program.axes, axes or {})
         self.program = program
@@ -56,7 +61,7 @@ class StageRunner:
         self.buffers: dict[str, Tensor] = {spec.name: _take(spec, weights, self.device) for spec in program.buffers}
         self._draws = Draws(self.device)
         self._deferral = Deferral() if split_backward else None
-        self._tape: Tape = record(program, self._draws, self.device, axes or {}, self._deferral)
+        self._tape: Tape = record(program, self._draws, self.device, axes or {}, self._deferral, recompute)
         self._bindings: OrderedDict[tuple[int, ...], Environment] = OrderedDict()
         self._checked: list[tuple[int, ...]] = []
 
@@ -74,14 +79,45 @@ class StageRunner:
         puts off goes into `put_off`, where the runner splits its backward.
         """
         tape = self._tape
-        environment = list(self._environment(self._bind(inputs)))
+        fixed = self._environment(self._bind(inputs))
+        environment = list(fixed)
         for slot, name in tape.inputs:
             environment[slot] = inputs[name]
+        start = functools.partial(self._start, seed, training, put_off)
+        start()
+        keeps = not torch.is_grad_enabled()
+        for segment in tape.segments:
+            if segment.inputs is None or keeps:
+                _run(tape, segment, environment)
+            else:
+                self._run_lightly(segment, segment.inputs, environment, fixed, start)
+        return {name: environment[slot] for name, slot in tape.results}
+
+    def _start(self, seed: int | None, training: bool, put_off: WeightGradients | None) -> None:
         self._draws.start(seed, training)
         if self._deferral is not None:
             self._deferral.start(put_off)
-        _run(tape, environment)
-        return {name: environment[slot] for name, slot in tape.results}
+
+    def _run_lightly(
+        self,
+        segment: Segment,
+        slots: Sequence[int],
+        environment: Environment,
+        fixed: Environment,
+        start: Callable[[], None],
+    ) -> None:
+        """Keep nothing but what the segment reads; its backward pass runs it again on that."""
+        kept = [(slot, environment[slot]) for slot in slots]
+
+        def again() -> None:
+            start()
+            own = list(fixed)
+            for slot, value in kept:
+                own[slot] = _cut_off(value)
+            _run(self._tape, segment, own)
+
+        with Recomputation(again):
+            _run(self._tape, segment, environment)
 
     def _bind(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
         """The sizes of the dims, read off the inputs; every input must agree with them."""
@@ -153,15 +189,20 @@ class StageRunner:
         return environment
 
 
-def _run(tape: Tape, environment: Environment) -> None:
-    steps = iter(tape.steps)
+def _cut_off(value: Any) -> Any:
+    """The same value for a graph of its own."""
+    return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+
+
+def _run(tape: Tape, segment: Segment, environment: Environment) -> None:
+    steps = iter(tape.steps[segment.start : segment.stop])
     try:
         for function, gather, single, out, free in steps:
             environment[out] = function(environment[single]) if gather is None else function(*gather(environment))
             for slot in free:
                 environment[slot] = None
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
-        position = len(tape.steps) - operator.length_hint(steps) - 1
+        position = segment.stop - operator.length_hint(steps) - 1
         error.add_note(f"while running {tape.places[position]}")
         raise
 

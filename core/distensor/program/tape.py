@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from distensor.core.compute import Recompute
 from distensor.program.axes import Groups
 from distensor.program.calls import Call
 from distensor.program.collectives import COLLECTIVES
@@ -16,6 +17,7 @@ from distensor.program.deferral import Deferral
 from distensor.program.draws import Draws
 from distensor.program.ops import RANDOM
 from distensor.program.products import putting_off
+from distensor.program.recomputation import Segment, segments
 from distensor.program.signatures import SIGNATURES
 from distensor.program.values import Node, ProgramData, Ref, WeightRef
 
@@ -37,13 +39,20 @@ class Tape:
     constant: list[ConstantStep] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
+    segments: tuple[Segment, ...] = ()
+    """All steps, in parts that are kept or recomputed."""
 
 
 def record(
-    program: ProgramData, draws: Draws, device: torch.device, groups: Groups, deferral: Deferral | None = None
+    program: ProgramData,
+    draws: Draws,
+    device: torch.device,
+    groups: Groups,
+    deferral: Deferral | None = None,
+    recompute: Recompute = Recompute.NONE,
 ) -> Tape:
     """The tape of a checked program; with `deferral`, products that can put off their weights' gradients."""
-    return _Recorder(program, draws, device, groups, deferral).record()
+    return _Recorder(program, draws, device, groups, deferral).record(recompute)
 
 
 class _Recorder:
@@ -60,9 +69,9 @@ class _Recorder:
         self._values: dict[str, int] = {}
         self._weights: dict[str, int] = {}
         self._constants: set[int] = set()
-        self._pending: list[tuple[Callable[..., Any], list[int], int, str]] = []
+        self._pending: list[tuple[Callable[..., Any], list[int], int, Node]] = []
 
-    def record(self) -> Tape:
+    def record(self, recompute: Recompute) -> Tape:
         for weight in (*self._program.parameters, *self._program.buffers):
             self._weights[weight.name] = self._slot()
         self._constants.update(self._weights[buffer.name] for buffer in self._program.buffers)
@@ -71,6 +80,10 @@ class _Recorder:
         for index, node in enumerate(self._program.nodes):
             self._record_node(node, self._products.get(index))
         self._finish()
+        modules = [node.module for _, _, _, node in self._pending]
+        reads, writes = [sources for _, sources, _, _ in self._pending], [out for _, _, out, _ in self._pending]
+        held = self._constants | set(self._weights.values())
+        self._tape.segments = segments(modules, reads, writes, held, recompute)
         return self._tape
 
     def _slot(self) -> int:
@@ -109,7 +122,7 @@ class _Recorder:
             self._tape.constant.append((function, gather, single, out))
             self._constants.add(out)
         else:
-            self._pending.append((function, sources, out, f"{node.op} in {node.module or 'the root module'}"))
+            self._pending.append((function, sources, out, node))
 
     def _finish(self) -> None:
         tape = self._tape
@@ -117,9 +130,9 @@ class _Recorder:
         tape.inputs = [(self._values[spec.name], spec.name) for spec in self._program.inputs]
         tape.results = [(name, self._values[name]) for name in self._program.results]
         frees = list(self._frees())
-        for (function, sources, out, place), free in zip(self._pending, frees, strict=True):
+        for (function, sources, out, node), free in zip(self._pending, frees, strict=True):
             tape.steps.append((function, *_gather(sources), out, free))
-            tape.places.append(place)
+            tape.places.append(f"{node.op} in {node.module or 'the root module'}")
 
     def _frees(self) -> Iterator[tuple[int, ...]]:
         """For each step the slots that no later step reads: results are kept, weights and constants too."""

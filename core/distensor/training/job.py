@@ -14,6 +14,7 @@ from distensor.core.control import JobState, Topology, Unit, UnitKey
 from distensor.optim import OptimizerSpec
 from distensor.optim.updater import kept_dtype
 from distensor.program import capture
+from distensor.program.recomputation import check_recompute
 from distensor.training.batches import row_count, row_major, split_rows
 from distensor.training.pacing import PipelinePacer
 from distensor.training.pieces import MeshPieces
@@ -90,6 +91,7 @@ class TrainingJob:
             PlacementError, WorkerLostError, ProgramRejectedError: as `JobConnection` does.
         """
         captured = capture(model.module, example, loss=loss, loss_weight=loss_weight, precision=options.precision)
+        check_recompute(options.recompute, [node.module for node in captured.nodes])
         pieces = MeshPieces.of(captured, model, options.parallel, options.schedule)
         connection = session.open_job(
             name=name,
@@ -262,6 +264,7 @@ class TrainingJob:
             "seed": self._options.seed,
             "tied": self._pieces.tied,
             "sharded": self._pieces.sharded,
+            "recompute": self._options.recompute.value,
         }
         tensors = {rank: self._parts_of(rank) for rank in self._connection.ranks}
         self._connection.command(Command.LOAD, meta, tensors)

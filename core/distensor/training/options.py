@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distensor.core import ParallelConfig
-from distensor.core.compute import Precision, parse_precision
+from distensor.core.compute import Precision, Recompute, parse_precision, parse_recompute
 from distensor.core.errors import ConfigError, UnsupportedOptionError
 from distensor.core.problems import Problems, nearest_name
 from distensor.core.schedules import Schedule, check_pipeline_sizes, check_schedule, parse_schedule
@@ -40,6 +40,7 @@ class TrainerOptions:
     clip_norm: float | None
     norm_type: NormType
     precision: Precision
+    recompute: Recompute
     accumulate: int
     seed: int
 
@@ -54,6 +55,7 @@ class TrainerOptions:
         clip_norm: float | None,
         norm_type: float | str,
         precision: str,
+        recompute: str,
         accumulate: int,
         lr_schedule: object,
         seed: int,
@@ -81,6 +83,7 @@ class TrainerOptions:
             "clip_norm": problems.check(_clip_norm, clip_norm),
             "norm_type": problems.check(parse_norm_type, norm_type),
             "precision": problems.check(parse_precision, precision),
+            "recompute": problems.check(parse_recompute, recompute),
             "accumulate": problems.check(_integer, "accumulate", accumulate, at_least=1),
             "seed": problems.check(_integer, "seed", seed, at_least=0),
         }

@@ -65,6 +65,8 @@ class Trainer:
             last step of an epoch takes what is left.
         precision: "fp32" computes as the module itself does; "bf16" as under `torch.autocast("cpu", torch.bfloat16)`,
             on every device, with float32 parameters, gradients, sums and loss.
+        recompute: "none" keeps all activations for the backward pass; "layer" keeps the inputs of each repeated module
+            (model.layers.3), "stage" those of the whole stage, and computes the rest again.
         seed: of dropout.
         name: of the job, as providers see it.
         progress: show a progress bar in `fit`; by default where standard error is a terminal.
@@ -91,6 +93,7 @@ class Trainer:
         clip_norm: float | None = None,
         norm_type: float | str = 2.0,
         precision: str = "fp32",
+        recompute: str = "none",
         accumulate: int = 1,
         checkpoint: str | None = None,
         backend: str = "tls",
@@ -110,6 +113,7 @@ class Trainer:
             clip_norm=clip_norm,
             norm_type=norm_type,
             precision=precision,
+            recompute=recompute,
             accumulate=accumulate,
             checkpoint=checkpoint,
             backend=backend,
