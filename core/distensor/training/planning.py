@@ -138,6 +138,7 @@ def _options(
         clip_norm=None,
         norm_type=2.0,
         precision=precision,
+        recompute="none",
         accumulate=1,
         lr_schedule=None,
         seed=0,
