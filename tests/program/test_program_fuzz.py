@@ -65,6 +65,7 @@ TENSORS = st.sampled_from(
 WORDS = {
     Kind.BOOLEAN: st.booleans(),
     Kind.DTYPE: st.sampled_from(["float32", "int64", "bool", "complex64", "float16"]),
+    Kind.EQUATION: st.sampled_from(["ab,bc->ac", "ab->", "ii->i", "a,b->ab"]),
     Kind.WORD: st.sampled_from(["none", "tanh", "trunc", "floor", "valid", "same", "constant", "circular", "ij"]),
     Kind.MEMORY_FORMAT: st.sampled_from(["contiguous", "preserve", "channels_last"]),
     Kind.INTEGER: st.one_of(st.integers(-3, 9), st.sampled_from([10**12, 2**62]), SIZES.map(lambda tree: {"s": tree})),

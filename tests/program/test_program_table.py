@@ -28,6 +28,7 @@ _TYPES = {
     Kind.BOOLEAN: {"bool"},
     Kind.DTYPE: {"ScalarType"},
     Kind.WORD: {"str"},
+    Kind.EQUATION: {"str"},
     Kind.MEMORY_FORMAT: {"MemoryFormat"},
 }
 

@@ -15,8 +15,8 @@ from typing import Any, cast
 from torch import Tensor
 from transport_kit import JOB, Authority, mesh
 
-from distensor.core import SYSTEM_CLOCK, DeviceId, Epoch, Generation, ParallelConfig, Rank, RankLayout
-from distensor.core.control import DeviceKind, Mesh, MeshNode, NodeInfo
+from distensor.core import SYSTEM_CLOCK, DeviceId, Epoch, ParallelConfig, Rank, RankLayout
+from distensor.core.control import DeviceKind
 from distensor.node.engine import ShardEngine
 from distensor.node.groups import make_groups
 from distensor.node.ipc import Emitter, Mailbox, WorkerAssignment
@@ -137,11 +137,6 @@ class _Hub:
     def report_units(self, units: Sequence[Any]) -> None: ...
 
 
-def _node(workers: int) -> MeshNode:
-    info = NodeInfo(name="threads", host="127.0.0.1", version="0", devices=())
-    return MeshNode(info=info, connected=True, free_slots=workers, seconds_since_heartbeat=0.0)
-
-
 class ThreadSession:
     """What `Session` is to a trainer: every job gets the same planes."""
 
@@ -150,9 +145,6 @@ class ThreadSession:
     def __init__(self, planes: Mapping[int, DataPlane]) -> None:
         self.planes = planes
         self.connections: list[ThreadConnection] = []
-
-    def query_mesh(self) -> Mesh:
-        return Mesh(generation=Generation(1), nodes=(_node(len(self.planes)),))
 
     def open_job(self, *, parallel: ParallelConfig, **others: Any) -> Any:
         assert parallel.world_size == len(self.planes), "the mesh was opened for another number of ranks"

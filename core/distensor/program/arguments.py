@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import NoReturn
 
 from distensor.core.errors import ProgramRejectedError
@@ -95,7 +96,13 @@ def fits(kind: Kind, value: Argument) -> bool:
         return _is_number(value) and not isinstance(value, bool)
     if kind is Kind.BOOLEAN:
         return isinstance(value, bool)
+    if kind is Kind.EQUATION:
+        return isinstance(value, str) and _EQUATION.fullmatch(value) is not None
     return isinstance(value, str) and value in _CHOICES[kind]
+
+
+_EQUATION = re.compile(r"[a-zA-Z]{0,16}(,[a-zA-Z]{0,16})?->[a-zA-Z]{0,16}")
+"""einsum of one or two tensors: of more, torch makes values in between whose size nobody has checked."""
 
 
 _CHOICES = {Kind.DTYPE: frozenset(DType), Kind.WORD: WORDS, Kind.MEMORY_FORMAT: MEMORY_FORMATS}

@@ -29,7 +29,7 @@ def wide(value: Tensor) -> Tensor:
 
 def folded(value: Tensor, groups: int) -> Tensor:
     """[B, H, T, D] -> [B, G, R, T, D], in 32 bits at least."""
-    return wide(value).unflatten(1, (groups, value.shape[1] // groups))
+    return wide(value).reshape(value.shape[0], groups, value.shape[1] // groups, *value.shape[2:])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,8 +51,8 @@ class Mask:
     def part(self, tile: Tile) -> Tensor:
         """[b, g, r, rows, columns] for a tile: rows by place in the shard, columns by position."""
         values = _narrowed(_narrowed(self.values, 2, tile.row, tile.rows), 3, tile.key, tile.columns)
-        heads = (1, 1) if values.shape[1] == 1 else (self.groups, values.shape[1] // self.groups)
-        return values.unflatten(1, heads)
+        groups = 1 if values.shape[1] == 1 else self.groups
+        return values.view(values.shape[0], groups, values.shape[1] // groups, *values.shape[2:])
 
     def is_empty(self, tile: Tile) -> bool:
         """Whether nothing of the tile is seen. Only bool masks are looked into."""

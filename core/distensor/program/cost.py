@@ -72,6 +72,8 @@ def node_work(node: Node, tensors: Sequence[Tensor], results: Sequence[Any], dim
         return touched + made * (tensors[0].shape[-1] if tensors[0].ndim else 1)
     if name in ("addmm", "bmm", "baddbmm"):
         return touched + made * tensors[-2].shape[-1]
+    if name == "einsum":
+        return touched + _equation_work(str(node.args["equation"]), tensors)
     if name.startswith("conv"):
         return touched + made * math.prod(tensors[1].shape[1:])
     if "pool" in name:
@@ -79,8 +81,19 @@ def node_work(node: Node, tensors: Sequence[Tensor], results: Sequence[Any], dim
     if name == "scaled_dot_product_attention":
         return touched + 2.0 * made * tensors[1].shape[-2]
     if name == "attention":  # over the keys of all ranks of its axis
-        return touched + 2.0 * made * sum(resolve(node.args["lengths"], dims))
+        return touched + 2.0 * made * float(sum(resolve(node.args["lengths"], dims)))
     return touched
+
+
+def _equation_work(equation: str, tensors: Sequence[Tensor]) -> float:
+    """The product of the extents of all labels."""
+    sides = equation.split("->")[0].split(",")
+    extents = {
+        label: extent
+        for side, value in zip(sides, tensors, strict=False)
+        for label, extent in zip(side, value.shape, strict=False)
+    }
+    return float(math.prod(extents.values()))
 
 
 def _kernel(node: Node, value: Tensor, result: Tensor, dims: Mapping[str, int]) -> list[int]:

@@ -2,8 +2,8 @@
 
 Each line of the space `aten` is a signature of ATen, without the arguments that a worker decides for itself
 (device, layout, pinned memory, generator). Kinds: T tensor, A tensor or number, i integer, s number, f real,
-b bool, d dtype, e one of a few words, m memory format; `*` a list, `?` may be None, `T?*` a list whose entries may
-be None.
+b bool, d dtype, e one of a few words, q an equation of einsum, m memory format; `*` a list, `?` may be None, `T?*` a
+list whose entries may be None.
 Left out on purpose: operations that write in place, whose result size depends on data, or that show
 memory they did not write (`empty` reads as zeros). The space `dist` is ours: collectives of a program that is one of
 several on an axis (collectives.py).
@@ -159,7 +159,7 @@ aten.dot.default(T self, T tensor) -> T
 aten.addmm.default(T self, T mat1, T mat2, *, s beta=1, s alpha=1) -> T
 aten.baddbmm.default(T self, T batch1, T batch2, *, s beta=1, s alpha=1) -> T
 aten.outer.default(T self, T vec2) -> T
-aten.einsum.default(e equation, T* tensors, *, i*? path=None) -> T
+aten.einsum.default(q equation, T* tensors, *, i*? path=None) -> T
 # convolution and pooling
 aten.conv1d.default(T input, T weight, T? bias=None, i* stride=[1], i* padding=[0], i* dilation=[1], i groups=1) -> T
 aten.conv2d.default(T input, T weight, T? bias=None, i* stride=[1, 1], i* padding=[0, 0], i* dilation=[1, 1], i groups=1) -> T

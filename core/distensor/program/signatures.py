@@ -22,6 +22,7 @@ class Kind(StrEnum):
     BOOLEAN = "b"
     DTYPE = "d"
     WORD = "e"
+    EQUATION = "q"
     MEMORY_FORMAT = "m"
 
 

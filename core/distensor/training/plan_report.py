@@ -21,7 +21,7 @@ class RankPlan:
 
     `forward_flops` and `activation_bytes` are of one micro-batch: the floating-point operations of matrix products,
     convolutions and attention, and the bytes that a forward pass allocates, temporary ones included, so that real
-    memory is less, and less again with recomputation. `fixed_bytes` are weights, gradients and two states of an optimizer such as AdamW.
+    memory is less. `fixed_bytes` are weights, gradients and two states of an optimizer such as AdamW.
     """
 
     rank: int

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from distensor.core.errors import UnsupportedOptionError
+from distensor.core.errors import ConfigError, UnsupportedOptionError
 from distensor.core.layouts import WeightLayout
+from distensor.core.sequence import HeadTail
+from distensor.program.attention import Method
 from distensor.program.capturing import Captured
+from distensor.program.context import cut_sequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,6 +22,8 @@ class Partition:
     graphs: Mapping[tuple[int, int], Captured]
     layouts: Mapping[str, WeightLayout]
     """Weights that are cut on tp; all others are the same on every rank."""
+    whole_sequences: tuple[tuple[str, str], ...] = ()
+    """(operation, module) where context parallelism makes the sequence whole, for want of a rule: right, but slow."""
 
     def captured(self, *, tp: int = 0, cp: int = 0) -> Captured:
         """The graph of one coordinate, to be cut into stages."""
@@ -26,18 +31,44 @@ class Partition:
 
 
 def partition(
-    captured: Captured, placements: Mapping[str, int | None], *, tensor: int = 1, context: int = 1
+    captured: Captured,
+    placements: Mapping[str, int | None],
+    *,
+    tensor: int = 1,
+    context: int = 1,
+    attention: str = Method.ALL_GATHER,
 ) -> Partition:
     """Rewrite `captured` for `tensor` x `context` ranks.
 
     `placements` maps parameter names to the dim that is cut on tp, or None; parameters not named are replicated.
+    `attention` is how keys and values move between the ranks of the sequence: all_gather, ring or ulysses.
 
     Raises:
-        UnsupportedOptionError: more than one rank.
+        UnsupportedOptionError: more than one rank of `tensor`.
+        BatchError, CaptureError, ConfigError: the module or its batch has no sequence to cut (`cut_sequence`).
     """
-    if (tensor, context) != (1, 1):
-        raise UnsupportedOptionError(
-            f"tensor={tensor}, context={context}: partitioning a graph is not implemented in this version; use 1 and 1"
-        )
+    if tensor != 1:
+        raise UnsupportedOptionError(f"tensor={tensor}: cutting weights is not implemented in this version; use 1")
     del placements  # one rank holds every weight whole
-    return Partition(tensor=1, context=1, graphs={(0, 0): captured}, layouts={})
+    return with_context(Partition(tensor=1, context=1, graphs={(0, 0): captured}, layouts={}), context, attention)
+
+
+def with_context(made: Partition, context: int, attention: str) -> Partition:
+    """The graphs of `made` (one for each tp rank) cut along the sequence, head-tail."""
+    if context == 1:
+        return made
+    division, method = HeadTail(ranks=context), method_of(attention)
+    cuts = {tp: cut_sequence(graph, division, method) for (tp, _), graph in made.graphs.items()}
+    graphs = {(tp, cp): graph for tp, cut in cuts.items() for cp, graph in enumerate(cut.graphs)}
+    return replace(made, context=context, graphs=graphs, whole_sequences=cuts[0].gathers)
+
+
+def method_of(attention: str) -> Method:
+    """The method by its name.
+
+    Raises:
+        ConfigError: no such method.
+    """
+    if attention not in set(Method):
+        raise ConfigError(f"context_attention={attention!r}: expected {', '.join(map(repr, map(str, Method)))}")
+    return Method(attention)
