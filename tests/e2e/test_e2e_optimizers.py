@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import e2e_models as models
@@ -78,3 +79,36 @@ def test_optimizer_schedule_and_average_equal_one_process(mesh: Session) -> None
     for parameter, expected in average.items():
         assert models.relative_difference(averages[parameter], expected) <= 1e-5
     module.load_state_dict(averages, strict=True)
+
+
+def test_zero3_equals_one_process_in_a_third_of_the_memory(mesh: Session) -> None:
+    """Four stages on each of three ranks, a vocabulary that three does not divide, tied weights, unequal replicas."""
+    module, batches = models.TiedLM(vocabulary=131, width=24), models.texts(4, rows=5)
+    make = partial(torch.optim.AdamW, lr=1e-2, eps=1e-6)
+    trained, losses, norms = models.train_here(module, batches, make, clip_norm=0.5)
+    stages = [["embed"], ["first"], ["second"], ["head"]]
+    with Trainer(
+        DistributedModel(copy.deepcopy(module), stage_mapping=StageMapping(stages)),
+        parallel=ParallelConfig(data_parallel=3),
+        optimizer="adamw",
+        optimizer_options={"eps": 1e-6},
+        lr=1e-2,
+        clip_norm=0.5,
+        sync="zero3",
+        schedule="gpipe",
+        micro_batches=2,
+        progress=False,
+        session=mesh,
+    ) as trainer:
+        history = trainer.fit(batches)
+        state = trainer.state_dict()
+        assert trainer.check_parity(batches[0]).max_relative_difference <= 1e-6
+        trainer.pull()
+    assert history.losses == pytest.approx(losses, rel=1e-5)
+    assert [step.grad_norm for step in history.steps] == pytest.approx(norms, rel=1e-5)
+    assert models.worst_difference(state, trained) <= 1e-5
+    copies = sum(p.nbytes for p in module.parameters()) + module.embed.weight.nbytes
+    for rank in history.steps[-1].memory:
+        assert rank.weights + rank.optimizer == pytest.approx(3 * copies / 3, rel=0.05), "weights and two moments"
+        largest = 2 * module.embed.weight.nbytes
+        assert rank.peak <= 1.05 * (4 * copies / 3 + largest), "a part of everything, and the largest stage twice"

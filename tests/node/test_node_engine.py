@@ -25,6 +25,7 @@ from distensor.node.progress import ProgressReporter
 from distensor.optim import OptimizerSpec
 from distensor.optim.clipping import NormType
 from distensor.program import Cut
+from distensor.sync import Held
 from distensor.testing.clock import FakeClock
 
 PLAN = JobPlan(
@@ -82,6 +83,8 @@ def test_a_step_is_torchs_step(engine: ShardEngine, module: Chain, clip_norm: fl
     norm = torch.nn.utils.clip_grad_norm_(module.parameters(), math.inf if clip_norm is None else clip_norm)
     optimizer.step()
     assert report.committed
+    whole = sum(parameter.nbytes for parameter in module.parameters()) + module.embed.weight.nbytes
+    assert (report.held, report.optimizer_bytes) == (Held(weights=whole, peak=2 * whole), 0), "both tied copies count"
     assert report.loss == pytest.approx(loss.item(), rel=1e-6)
     assert report.grad_norm == pytest.approx(norm.item(), rel=1e-5)
     state = engine.state()
@@ -156,8 +159,9 @@ def test_a_warm_up_of_another_mesh_is_refused(engine: ShardEngine, module: Chain
 
 
 REPORT = StepReport(
-    loss=1.5, weight=4.0, grad_norm=1.0, compute_seconds=0.1, sync_seconds=0.2, wait_seconds=0.3, committed=True
-)
+    loss=1.5, weight=4.0, grad_norm=1.0, compute_seconds=0.1, sync_seconds=0.2, wait_seconds=0.3, committed=True,
+    held=Held(weights=8, peak=16), optimizer_bytes=4,
+)  # fmt: skip
 
 
 class TestProgress:

@@ -24,6 +24,7 @@ PLAN: dict[str, Any] = {
     "tied": [[[0, "embed"], [1, "head"]]],
     "sharded": ["embed"],
     "recompute": "layer",
+    "sync": "zero3",
 }
 STEP: dict[str, Any] = {"step": 3, "lr": 0.1, "total_steps": 5, "tokens_per_second": 12}
 JSON = st.recursive(
@@ -48,6 +49,7 @@ def test_a_plan_is_read() -> None:
         {"clip_norm": float("nan")}, {"clip_norm": -1}, {"clip_norm": "1"}, {"seed": -1}, {"seed": 1.5},
         {"norm_type": "3"}, {"norm_type": []}, {"sharded": None}, {"sharded": "embed"}, {"sharded": [1]},
         {"recompute": "all"}, {"recompute": None},
+        {"sync": "zero2"}, {"sync": None},
         {"seed": 1 << 60}, {"tied": 3}, {"tied": [[["0", "a"]]]}, {"tied": [[[0]]]}, {"tied": [[[0, 1]]]},
     ],
 )  # fmt: skip

@@ -139,6 +139,7 @@ PLAN: dict[str, Any] = {
     "norm_type": "2",
     "sharded": [],
     "recompute": "none",
+    "sync": "allreduce",
     "seed": 0,
     "tied": [],
 }

@@ -21,7 +21,8 @@ def holders(stages: int, ranks: int) -> list[tuple[int, int, str]]:
 
 
 def tie(plane: DataPlane, rank: int, runners: dict[int, StageRunner], places: list[tuple[int, int, str]]) -> None:
-    sum_tied_gradients(plane=plane, rank=rank, sequence=1, index=0, holders=places, runners=runners)
+    weights = {f"{stage}/{name}": p for stage, runner in runners.items() for name, p in runner.parameters.items()}
+    sum_tied_gradients(plane=plane, rank=rank, sequence=1, index=0, holders=places, weights=weights)
 
 
 def gradient(runner: StageRunner) -> Tensor:

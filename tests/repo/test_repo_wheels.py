@@ -174,6 +174,7 @@ KEYWORDS = {
         "schedule",
         "micro_batches",
         "precision",
+        "sync",
         "mesh",
     },
     "distensor.nn:suggest_sharding": {"module"},

@@ -28,8 +28,8 @@ def planes() -> Iterator[dict[int, DataPlane]]:
 
 def one_step(store: WeightStore, model: TwoStages, rank: int, micro_batches: int, *, keep: bool = True) -> None:
     """Both stages for each micro-batch, forward and backward; a rank with fewer takes part all the same."""
-    most = store.begin(micro_batches)
-    for micro in range(most):
+    store.begin(micro_batches)
+    for micro in range(store.agree(micro_batches)):
         store.turn_to(0, gradients=False)
         hidden = model.lower(ids_of(rank, micro)) if micro < micro_batches else None
         store.turn_to(1, gradients=False)
@@ -138,7 +138,8 @@ def test_bytes_on_the_wire_for_more_micro_batches(planes: dict[int, DataPlane], 
         store = ShardedWeights({0: dict(layer.named_parameters()), 1: dict(other.named_parameters())}, group)
         plane = planes[group.rank()]
         before = sum(link.bytes_sent for link in plane.stats().values())
-        for _ in range(store.begin(micro_batches)):
+        store.begin(micro_batches)
+        for _ in range(store.agree(micro_batches)):
             store.turn_to(0, gradients=True)
             layer(torch.ones(2, 40)).sum().backward()
             if not same_stage:

@@ -23,6 +23,7 @@ from distensor.transport.driver import Command
 STEP: dict[str, Any] = {
     "loss": 1.5, "weight": 4.0, "grad_norm": 0.5, "committed": True,
     "compute_seconds": 0.1, "sync_seconds": 0.1, "wait_seconds": 0.1, "links": [{"peer": -1, "sent": 9, "received": 9}],
+    "memory": {"weights": 8, "optimizer": 16, "peak": 32},
 }  # fmt: skip
 
 
@@ -105,6 +106,7 @@ def test_a_step_is_a_result_and_its_receipts(job: TrainingJob, caplog: pytest.Lo
     assert committed
     assert (result.loss, result.tokens, result.grad_norm) == (1.5, 4, 0.5)
     assert job.units_done == 2
+    assert [memory.peak for memory in result.memory] == [32, 32]
     assert job.bytes_per_link() == {(0, -1): 9, (1, -1): 9}
     with caplog.at_level(logging.WARNING):
         job.end(cast("Any", None))

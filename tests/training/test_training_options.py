@@ -56,7 +56,6 @@ def test_good_options_are_taken() -> None:
 @pytest.mark.parametrize(
     ("keyword", "value"),
     [
-        ("sync", "zero3"),
         ("sync", "distro"),
         ("sync", "diloco"),
         ("precision", "fp16"),

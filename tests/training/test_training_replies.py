@@ -25,6 +25,7 @@ from distensor.training.replies import (
     read_loss,
     read_step,
 )
+from distensor.training.results import RankMemory
 from distensor.transport.tensors import encode
 
 GOOD: dict[str, Any] = {
@@ -36,6 +37,7 @@ GOOD: dict[str, Any] = {
     "sync_seconds": 0,
     "wait_seconds": 0.0,
     "links": [{"peer": -1, "sent": 10, "received": 3}, {"peer": 0, "sent": 0, "received": 0}],
+    "memory": {"weights": 8, "optimizer": 16, "peak": 32},
 }
 RANKS = range(2)
 JSON = st.recursive(
@@ -53,6 +55,7 @@ def test_a_step_is_read() -> None:
     answer = read_step(reply(GOOD), RANKS)
     assert (answer.loss, answer.weight, answer.grad_norm, answer.committed) == (1.5, 8.0, 0.25, True)
     assert answer.links == (LinkBytes(peer=-1, sent=10), LinkBytes(peer=0, sent=0))
+    assert answer.memory == RankMemory(weights=8, optimizer=16, peak=32)
 
 
 def test_what_a_rank_measured_is_read() -> None:
@@ -98,6 +101,8 @@ def test_an_update_without_numbers_is_a_lie(change: dict[str, Any]) -> None:
         ("weight", -1.0), ("weight", float("nan")), ("weight", None), ("weight", 1e300), ("weight", 10**400),
         ("grad_norm", {}), ("committed", 1), ("committed", None), ("compute_seconds", "0"),
         ("sync_seconds", -0.1), ("wait_seconds", float("inf")),
+        ("memory", None), ("memory", {"weights": 1}), ("memory", {"weights": 1, "optimizer": 1, "peak": -1}),
+        ("memory", {"weights": 1, "optimizer": 1.5, "peak": 1}),
         ("links", None), ("links", {}), ("links", [3]), ("links", [{}]), ("links", [{"peer": 7, "sent": 1}]),
         ("links", [{"peer": 1, "sent": 1}]), ("links", [{"peer": -1, "sent": -1}]),
         ("links", [{"peer": -1, "sent": 1.5}]), ("links", [{"peer": [], "sent": 1}]),

@@ -74,12 +74,13 @@ def test_a_function_of_the_step_is_asked_with_the_step() -> None:
         ({"optimizer_options": {"no_decay": ["wieght"]}}, "wieght.*nearest.*weight"),
         ({"optimizer": "muon"}, "muon.*bias"),
         ({"optimizer": "lbfgs"}, "lbfgs"),
+        ({"optimizer": "adafactor", "sync": "zero3"}, "adafactor.*zero3.*slice"),
     ],
 )
 def test_words_are_refused_before_anything_happens(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         recorder(**options)
-    assert isinstance(caught.value, UnsupportedOptionError) == (options.get("optimizer") == "lbfgs")
+    assert isinstance(caught.value, UnsupportedOptionError) == (options.get("optimizer") in ("lbfgs", "adafactor"))
 
 
 def test_an_average_that_is_not_kept_cannot_be_had() -> None:

@@ -28,8 +28,10 @@ from distensor.node.pacing import rank_figures
 from distensor.node.pipeline import PipelineExecutor, Totals
 from distensor.node.tied import sum_tied_gradients
 from distensor.optim.clipping import NormType, clip_factor, partial_norm, whole_norm
-from distensor.optim.updater import Updater
+from distensor.optim.sharing import part_state, whole_state
+from distensor.optim.updater import Updater, name_of
 from distensor.program import Limits, StageProgram, StageRunner
+from distensor.sync import Held, ReplicatedWeights, ShardedWeights, Sync, WeightStore, keyed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from distensor.node.ipc import WorkerAssignment
     from distensor.node.orders import JobPlan
     from distensor.optim.updater import State
-    from distensor.sync import GradientReducer
     from distensor.transport import DataPlane
 
 
@@ -53,6 +54,8 @@ class StepReport:
     sync_seconds: float
     wait_seconds: float
     committed: bool
+    held: Held
+    optimizer_bytes: int
     figures: RankFigures | None = None
     """Of the pipeline, where they were to be measured."""
 
@@ -82,7 +85,7 @@ class ShardEngine:
         self._memory_limit = assignment.memory_limit
         self._runners: dict[int, StageRunner] = {}
         self._loaded = False
-        self._reducer: GradientReducer | None = None
+        self._store: WeightStore | None = None
         self._groups = torch_groups(self._layout, assignment.rank) if groups is None else groups
 
     @property
@@ -97,8 +100,8 @@ class ShardEngine:
         """
         self._check_stages(plan, programs)
         self._loaded = False
-        if self._reducer is not None:
-            self._reducer.close()
+        if self._store is not None:
+            self._store.close()
         limits = Limits() if self._memory_limit is None else Limits(max_bytes=self._memory_limit)
         self._runners = {
             stage: StageRunner(
@@ -113,7 +116,9 @@ class ShardEngine:
             for stage, text in programs.items()
         }
         self._check_tied(plan)
+        self._check_slices(plan)
         self._plan = plan
+        self._store = store = self._make_store(plan)
         self._executor = PipelineExecutor(
             plane=self._plane,
             rank=self._rank,
@@ -123,13 +128,12 @@ class ShardEngine:
             clock=self._clock,
             seed=plan.seed,
             replica=self._place.dp,
+            weights=store,
         )
-        self._parameters = self._unique_parameters()
         try:
-            self._updater = Updater(plan.optimizer, self._named_parameters())
+            self._updater = Updater(plan.optimizer, store.updated)
         except ConfigError as error:
             raise ProgramRejectedError(str(error)) from error
-        self._reducer = self._make_reducer()
         self._loaded = True
 
     def _check_stages(self, plan: JobPlan, programs: Mapping[int, bytes]) -> None:
@@ -162,6 +166,21 @@ class ShardEngine:
             if len(kinds) > 1:
                 raise ProgramRejectedError(f"tied weight {tied.holders[:4]}: its copies differ in shape or dtype")
 
+    def _check_slices(self, plan: JobPlan) -> None:
+        """An optimizer that needs whole weights meets none that are cut."""
+        try:
+            if plan.sync is Sync.ZERO3:
+                plan.optimizer.require_elementwise("sync='zero3'")
+            if plan.sharded:
+                plan.optimizer.require_elementwise("weights cut by tensor parallelism")
+        except ConfigError as error:
+            raise ProgramRejectedError(str(error)) from error
+
+    @property
+    def _weights(self) -> WeightStore:
+        assert self._store is not None, "a load command comes first"
+        return self._store
+
     def require_load(self) -> None:
         """Raise ProgramRejectedError unless programs are loaded."""
         if not self._loaded:
@@ -174,26 +193,13 @@ class ShardEngine:
         """The rank at that place of this rank's own pipeline."""
         return self._layout.rank(dp=self._place.dp, tp=self._place.tp, cp=self._place.cp, pp=place)
 
-    def _unique_parameters(self) -> list[Tensor]:
-        """This rank's trainable parameters; a weight that two of its own stages share stays two tensors here."""
-        return [
-            parameter
-            for stage in sorted(self._runners)
-            for parameter in self._runners[stage].parameters.values()
-            if parameter.requires_grad
-        ]
-
-    def _named_parameters(self) -> dict[str, Tensor]:
-        return {
-            f"{stage}/{name}": p for stage in self.own_stages for name, p in self._runners[stage].parameters.items()
-        }
-
-    def _make_reducer(self) -> GradientReducer | None:
-        if self._groups.gradients is None or not self._parameters:
-            return None
-        from distensor.sync import GradientReducer
-
-        return GradientReducer(self._parameters, self._groups.gradients)
+    def _make_store(self, plan: JobPlan) -> WeightStore:
+        stages = {stage: runner.parameters for stage, runner in self._runners.items()}
+        group = self._groups.gradients
+        if plan.sync is not Sync.ZERO3 or group is None:
+            return ReplicatedWeights(stages, group)
+        tied = {f"{stage}/{name}" for weight in plan.tied for stage, name in weight.holders}
+        return ShardedWeights(stages, group, alone=tied)
 
     def step(
         self, sequence: int, batches: Sequence[Mapping[str, Tensor]], lr: float, pace: Pace = AS_SCHEDULED
@@ -202,7 +208,7 @@ class ShardEngine:
         report = self._gradients(sequence, batches, pace)
         if report.weight > 0 and math.isfinite(report.loss) and math.isfinite(report.grad_norm):
             self._apply(report.weight, report.grad_norm, lr)
-            return replace(report, committed=True)
+            return replace(report, committed=True, optimizer_bytes=self._updater.bytes)
         return report
 
     def gradients(
@@ -213,15 +219,18 @@ class ShardEngine:
         Raises:
             ProgramRejectedError: a parameter that is not here or not trained.
         """
-        trained = {name: p for name, p in self._named_parameters().items() if p.requires_grad}
-        chosen = _chosen(trained, wanted)
+        trained = {key: p for key, p in self._weights.updated.items() if p.requires_grad}
+        _chosen(trained, wanted)
         report = self._gradients(sequence, batches)
         divisor = report.weight if report.weight > 0 else 1.0
-        return report, {name: torch.zeros_like(p) if p.grad is None else p.grad / divisor for name, p in chosen.items()}
+        parts = {key: torch.zeros_like(p) if p.grad is None else p.grad for key, p in trained.items()}
+        whole = _chosen(self._weights.whole(parts), wanted)
+        return report, {key: gradient / divisor for key, gradient in whole.items()}
 
     def evaluate(self, sequence: int, batches: Sequence[Mapping[str, Tensor]]) -> tuple[float, float]:
         """(mean loss, weight) of the whole batch, without gradients and without dropout."""
-        actions = [action for action in self._actions(len(batches)) if action.phase is Phase.FORWARD]
+        actions = self._actions(self._weights.agree(len(batches)))
+        actions = tuple(action for action in actions if action.phase is Phase.FORWARD)
         totals = self._executor.run(sequence, actions, batches, training=False)
         loss, weight, _ = self._over_world(totals)
         return loss, weight
@@ -232,24 +241,28 @@ class ShardEngine:
         Raises:
             ProgramRejectedError: one that is not here.
         """
-        named = {
-            f"{stage}/{name}": tensor.detach()
-            for stage, runner in self._runners.items()
-            for name, tensor in {**runner.parameters, **runner.buffers}.items()
-        }
+        whole = self._weights.whole(self._weights.updated)
+        named = {key: tensor.detach() for key, tensor in (whole | self._buffers()).items()}
         return named if wanted is None else _chosen(named, wanted)
 
     def replace(self, tensors: Mapping[str, Tensor]) -> None:
         """Overwrite parameters and buffers by "stage/name". Raises ProgramRejectedError for a name or shape of none."""
-        own = self.state()
+        parameters = keyed({stage: runner.parameters for stage, runner in self._runners.items()})
+        buffers = self._buffers()
         for key, tensor in tensors.items():
-            target = own.get(key)
+            target = (parameters | buffers).get(key)
             if target is None or target.shape != tensor.shape or target.dtype != tensor.dtype:
                 raise ProgramRejectedError(
                     f"replace {key!r} with {tuple(tensor.shape)} {tensor.dtype}: no such weight here"
                 )
-            target.copy_(tensor)
+            if key in buffers:
+                target.copy_(tensor)
+            else:
+                self._weights.updated[key].detach().copy_(self._weights.part(key, tensor))
         self._updater.refresh()
+
+    def _buffers(self) -> dict[str, Tensor]:
+        return keyed({stage: runner.buffers for stage, runner in self._runners.items()})
 
     def averages(self, wanted: Sequence[str]) -> dict[str, Tensor]:
         """The moving average of the `wanted` trainable parameters by "stage/name".
@@ -257,16 +270,16 @@ class ShardEngine:
         Raises:
             ProgramRejectedError: one that is not here, or no average is kept.
         """
-        return _chosen(self._updater.averages(), wanted)
+        return _chosen(self._weights.whole(self._updater.averages()), wanted)
 
     def optimizer_state(self) -> State:
         """By "stage/name" of each trainable parameter: what else the next steps depend on, by field."""
-        return self._updater.state()
+        return whole_state(self._updater.state(), self._weights)
 
     def load_optimizer_state(self, state: State) -> None:
         """Go on from what `optimizer_state` returned. Raises ProgramRejectedError for a state that does not fit."""
         try:
-            self._updater.load_state(state)
+            self._updater.load_state(part_state(state, self._weights, self._updater))
         except ConfigError as error:
             raise ProgramRejectedError(str(error)) from error
 
@@ -287,15 +300,11 @@ class ShardEngine:
         self, sequence: int, batches: Sequence[Mapping[str, Tensor]], pace: Pace = AS_SCHEDULED
     ) -> StepReport:
         """Sums of weight * gradient in `.grad`; nothing is committed yet."""
-        actions = self._actions(len(batches), pace.warm_up)
-        for parameter in self._parameters:
-            parameter.grad = None
-        if self._reducer is not None:
-            self._reducer.begin(len(batches))
+        self._weights.begin(len(batches))
+        actions = self._actions(self._weights.agree(len(batches)), pace.warm_up)
         totals = self._executor.run(sequence, actions, batches, training=True, measure=pace.measure)
         started = self._clock.monotonic()
-        if self._reducer is not None:
-            self._reducer.finish()
+        self._weights.finish()
         self._sum_tied(sequence)
         own_norm = partial_norm(self._counted_gradients(), self._plan.norm_type)
         loss, weight, norm = self._over_world(totals, own_norm)
@@ -308,6 +317,8 @@ class ShardEngine:
             sync_seconds=self._clock.monotonic() - started,
             wait_seconds=totals.wait_seconds,
             committed=False,
+            held=self._weights.held,
+            optimizer_bytes=self._updater.bytes,
             figures=self._measure(sequence, totals, len(batches)) if pace.measure else None,
         )
 
@@ -340,17 +351,16 @@ class ShardEngine:
     def _counted_gradients(self) -> Iterator[Tensor]:
         """This rank's gradients, each element of the model once in the whole mesh.
 
-        After the sum, all ranks of dp and cp hold the same. On tp a weight is either cut, and each rank has its part,
-        or the same everywhere. Of a tied weight the first holder counts.
+        After the sum, all ranks of dp and cp hold the same, or each its part. On tp a weight is either cut, and each
+        rank has its part, or the same everywhere. Of a tied weight the first holder counts.
         """
-        if (self._place.dp, self._place.cp) != (0, 0):
+        if (self._place.dp, self._place.cp) != (0, 0) and not self._weights.cut:
             return
-        copies = {holder for tied in self._plan.tied for holder in tied.holders[1:]}
-        for stage, runner in self._runners.items():
-            for name, parameter in runner.parameters.items():
-                counts = self._place.tp == 0 or name in self._plan.sharded
-                if counts and parameter.grad is not None and (stage, name) not in copies:
-                    yield parameter.grad
+        copies = {f"{stage}/{name}" for tied in self._plan.tied for stage, name in tied.holders[1:]}
+        for key, parameter in self._weights.updated.items():
+            counts = self._place.tp == 0 or name_of(key) in self._plan.sharded
+            if counts and parameter.grad is not None and key not in copies:
+                yield parameter.grad
 
     def _over_world(self, totals: Totals, own_norm: float = 0.0) -> tuple[float, float, float]:
         """(mean loss, weight, norm of the gradient sums) of all ranks; the same on each, to the bit.
@@ -379,7 +389,7 @@ class ShardEngine:
                 sequence=sequence,
                 index=index,
                 holders=[(stage, self._rank_of_stage(stage), name) for stage, name in tied.holders],
-                runners=self._runners,
+                weights=self._weights.updated,
             )
 
 

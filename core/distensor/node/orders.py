@@ -14,6 +14,7 @@ from distensor.core.errors import ProgramRejectedError
 from distensor.core.schedules import Schedule
 from distensor.optim import OptimizerSpec
 from distensor.optim.clipping import NormType
+from distensor.sync import Sync
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +45,7 @@ class JobPlan:
     sharded: frozenset[str]
     """Weights of which each rank of tp holds a part; of all others every rank holds the same."""
     recompute: Recompute
+    sync: Sync = Sync.ALLREDUCE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +85,7 @@ def parse_plan(meta: Mapping[str, Any]) -> JobPlan:
             tied=tuple(TiedWeight(holders=tuple(_holder(item) for item in group)) for group in meta["tied"]),
             sharded=frozenset(_names(meta, "sharded")),
             recompute=Recompute(meta["recompute"]),
+            sync=Sync(meta["sync"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ProgramRejectedError(f"load command: {error!r} in {str(dict(meta))[:300]}") from error

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from distensor.program import StageProgram, StageRunner
+    from distensor.sync import WeightStore
     from distensor.transport import SendHandle
 
 Batch = Mapping[str, "Tensor"]
@@ -87,6 +88,7 @@ class PipelineExecutor:
         runners: the stages of this rank, by stage index.
         rank_of_stage: where each stage of this replica lives.
         seed: of the job; dropout draws from (seed, step, replica, micro-batch, place in the model).
+        weights: is told which stage comes next; None where the runners' weights are always there.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class PipelineExecutor:
         clock: Clock,
         seed: int,
         replica: int,
+        weights: WeightStore | None = None,
     ) -> None:
         self._plane = plane
         self._rank = rank
@@ -109,6 +112,7 @@ class PipelineExecutor:
         self._clock = clock
         self._seed = seed
         self._replica = replica
+        self._weights = weights
 
     def run(
         self,
@@ -131,7 +135,12 @@ class PipelineExecutor:
         run = _Run(sequence=sequence, batches=batches, training=training, split=split, measure=measure)
         with torch.set_grad_enabled(training):
             for action in actions:
-                self._act(run, action)
+                if self._weights is not None:
+                    self._weights.turn_to(action.stage, gradients=action.phase is not Phase.FORWARD)
+                if action.micro_batch < len(batches):  # others of the group may have more, and the weights are shared
+                    self._act(run, action)
+        if self._weights is not None:
+            self._weights.release()
         for handle in run.sends:
             handle.wait(None)
         return run.totals

@@ -266,6 +266,11 @@ def _report(report: StepReport) -> dict[str, Any]:
         "sync_seconds": report.sync_seconds,
         "wait_seconds": report.wait_seconds,
         "committed": report.committed,
+        "memory": {
+            "weights": report.held.weights,
+            "optimizer": report.optimizer_bytes,
+            "peak": report.held.peak + report.optimizer_bytes,
+        },
     }
 
 

@@ -14,8 +14,6 @@ from distensor.transport.tensors import decode, encode
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from distensor.program import StageRunner
-
 
 def sum_tied_gradients(
     *,
@@ -24,17 +22,16 @@ def sum_tied_gradients(
     sequence: int,
     index: int,
     holders: Sequence[tuple[int, int, str]],
-    runners: Mapping[int, StageRunner],
+    weights: Mapping[str, Tensor],
 ) -> None:
     """Exchange and add the gradients of one tied weight.
 
-    `holders` lists (stage, rank, name in that stage) in one order for all; the sum is taken in that order, so that
+    `holders` lists (stage, rank, name in that stage) in one order for all, `weights` this rank's by "stage/name", with
+    their gradients: whole weights, or equal parts of them on all holders. The sum is taken in that order, so that
     all copies get the same bits and stay equal under the same optimizer. Ranks without a copy do nothing.
     """
     mine = {
-        position: runners[stage].parameters[name]
-        for position, (stage, owner, name) in enumerate(holders)
-        if owner == rank
+        position: weights[f"{stage}/{name}"] for position, (stage, owner, name) in enumerate(holders) if owner == rank
     }
     if not mine or not next(iter(mine.values())).requires_grad:
         return

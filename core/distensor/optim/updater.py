@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -115,6 +115,11 @@ class Updater:
             check_fields(key, fields, layouts[key])
         for key, fields in state.items():
             self._load_one(key, fields)
+
+    @property
+    def keys(self) -> Set[str]:
+        """Of the trainable parameters."""
+        return self._parameters.keys()
 
     def layout(self, key: str) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Dtype and shape of each field that the state of one parameter has once it was updated."""

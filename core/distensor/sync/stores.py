@@ -17,8 +17,6 @@ from distensor.sync.gradients import GradientReducer
 
 Stages: TypeAlias = Mapping[int, Mapping[str, Tensor]]
 """Parameters by stage, then by name."""
-Fields: TypeAlias = Mapping[str, Tensor]
-"""What goes with one parameter, by field: its optimizer's tensors, its average."""
 
 
 class Sync(StrEnum):
@@ -48,10 +46,19 @@ class WeightStore(Protocol):
         ...
 
     @property
+    def cut(self) -> bool:
+        """Whether each rank of the group has other elements in `updated`, or all have the same."""
+        ...
+
+    @property
     def held(self) -> Held: ...
 
-    def begin(self, micro_batches: int) -> int:
-        """A step with so many backward passes a stage starts; returns the most that a rank of the group has."""
+    def agree(self, micro_batches: int) -> int:
+        """For how many micro-batches all ranks of the group turn to their stages, where this one has so many."""
+        ...
+
+    def begin(self, micro_batches: int) -> None:
+        """A step starts in which each stage has so many backward passes on this rank."""
         ...
 
     def turn_to(self, stage: int, *, gradients: bool) -> None:
@@ -73,6 +80,10 @@ class WeightStore(Protocol):
         """
         ...
 
+    def shape(self, key: str) -> tuple[int, ...]:
+        """Of the whole parameter."""
+        ...
+
     def part(self, key: str, whole: Tensor) -> Tensor:
         """What this rank keeps of a tensor in the parameter's own shape."""
         ...
@@ -88,6 +99,8 @@ def keyed(stages: Stages) -> dict[str, Tensor]:
 class ReplicatedWeights:
     """Every rank of the group holds all weights of its stages; gradients are summed while backward runs."""
 
+    cut = False
+
     def __init__(self, stages: Stages, group: dist.ProcessGroup | None) -> None:
         self.updated: Mapping[str, Tensor] = keyed(stages)
         trained = [parameter for parameter in self.updated.values() if parameter.requires_grad]
@@ -98,11 +111,13 @@ class ReplicatedWeights:
         weights = sum(parameter.nbytes for parameter in self.updated.values())
         return Held(weights=weights, peak=weights + sum(p.nbytes for p in self.updated.values() if p.requires_grad))
 
-    def begin(self, micro_batches: int) -> int:
+    def agree(self, micro_batches: int) -> int:
+        return micro_batches
+
+    def begin(self, micro_batches: int) -> None:
         for parameter in self.updated.values():
             parameter.grad = None
         self._reducer.begin(micro_batches)
-        return micro_batches
 
     def turn_to(self, stage: int, *, gradients: bool) -> None:
         """They are all here."""
@@ -115,6 +130,9 @@ class ReplicatedWeights:
 
     def whole(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return dict(parts)
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        return tuple(self.updated[key].shape)
 
     def part(self, key: str, whole: Tensor) -> Tensor:
         del key

@@ -145,6 +145,8 @@ class ShardedWeights:
             weights, whose copies lie in different stages.
     """
 
+    cut = True
+
     def __init__(self, stages: Stages, group: dist.ProcessGroup, alone: Collection[str] = ()) -> None:
         self._group = group
         self._units = {stage: _make_units(stage, stages[stage], group, alone) for stage in sorted(stages)}
@@ -166,17 +168,20 @@ class ShardedWeights:
         weights = sum(unit.own.nbytes for unit in self._all_units())
         return Held(weights=weights, peak=max(self._peak, weights))
 
-    def begin(self, micro_batches: int) -> int:
-        """Ranks with fewer micro-batches than others turn to the same stages all the same."""
+    def agree(self, micro_batches: int) -> int:
+        """The most that any rank has: those with fewer turn to the same stages all the same."""
+        most = torch.tensor([micro_batches])
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=self._group)
+        return int(most.item())
+
+    def begin(self, micro_batches: int) -> None:
+        del micro_batches
         for unit in self._all_units():
             unit.gradient = None
             for shard in unit.updated.values():
                 shard.grad = None
         self._had = dict.fromkeys(self._unit_of, False)
         self._peak = 0
-        most = torch.tensor([micro_batches])
-        dist.all_reduce(most, dist.ReduceOp.MAX, group=self._group)
-        return int(most.item())
 
     def turn_to(self, stage: int, *, gradients: bool) -> None:
         if stage != self._stage:
@@ -227,6 +232,9 @@ class ShardedWeights:
             if own:
                 joined.update(unit.join(own))
         return {key: joined[key] for key in parts}
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        return tuple(self._unit_of[key].places[key].parameter.shape)
 
     def part(self, key: str, whole: Tensor) -> Tensor:
         return self._unit_of[key].part(key, whole)

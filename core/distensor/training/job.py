@@ -92,7 +92,7 @@ class TrainingJob:
         """
         captured = capture(model.module, example, loss=loss, loss_weight=loss_weight, precision=options.precision)
         check_recompute(options.recompute, [node.module for node in captured.nodes])
-        pieces = MeshPieces.of(captured, model, options.parallel, options.schedule)
+        pieces = MeshPieces.of(captured, model, options.parallel, options.schedule, options.sync)
         connection = session.open_job(
             name=name,
             parallel=options.parallel,
@@ -265,6 +265,7 @@ class TrainingJob:
             "tied": self._pieces.tied,
             "sharded": self._pieces.sharded,
             "recompute": self._options.recompute.value,
+            "sync": self._options.sync.value,
         }
         tensors = {rank: self._parts_of(rank) for rank in self._connection.ranks}
         self._connection.command(Command.LOAD, meta, tensors)
@@ -350,4 +351,5 @@ def _step_result(
         sync_seconds=max(answer.sync_seconds for answer in answers),
         wait_seconds=max(answer.wait_seconds for answer in answers),
         warm_up=warm_up,
+        memory=tuple(answer.memory for answer in answers),
     )

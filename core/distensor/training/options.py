@@ -14,17 +14,18 @@ from distensor.core.problems import Problems, nearest_name
 from distensor.core.schedules import Schedule, check_pipeline_sizes, check_schedule, parse_schedule
 from distensor.optim import parse_lr_schedule
 from distensor.optim.clipping import NormType, parse_norm_type
+from distensor.sync import Sync
 
 if TYPE_CHECKING:
     from distensor.nn import DistributedModel
 
 IMPLEMENTED: Mapping[str, tuple[object, ...]] = {
-    "sync": ("allreduce",),
+    "sync": ("allreduce", "zero3"),
     "checkpoint": (None,),
     "backend": ("tls",),
 }
 PLANNED: Mapping[str, tuple[object, ...]] = {
-    "sync": ("zero3", "distro", "demo", "diloco", "sparseloco"),
+    "sync": ("distro", "demo", "diloco", "sparseloco"),
     "backend": ("gloo", "nccl"),
 }
 
@@ -43,6 +44,7 @@ class TrainerOptions:
     recompute: Recompute
     accumulate: int
     seed: int
+    sync: Sync = Sync.ALLREDUCE
 
     @classmethod
     def of(
@@ -88,7 +90,9 @@ class TrainerOptions:
             "seed": problems.check(_integer, "seed", seed, at_least=0),
         }
         problems.report()
-        return cls(parallel=parallel, stages=model.stage_count, **fields)
+        return cls(
+            parallel=parallel, stages=model.stage_count, sync=Sync(choices.get("sync", Sync.ALLREDUCE)), **fields
+        )
 
 
 def _check_choice(keyword: str, value: object) -> None:

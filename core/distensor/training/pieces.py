@@ -12,6 +12,7 @@ from distensor.nn import Shard
 from distensor.program import Source, cut, partition
 from distensor.program.calls import TORCH_DTYPES
 from distensor.program.values import weight_bytes
+from distensor.sync import Sync
 from distensor.training.replies import check_tensors
 
 if TYPE_CHECKING:
@@ -38,10 +39,16 @@ class MeshPieces:
     schedule: Schedule
     cuts: Mapping[tuple[int, int], Cut]
     layouts: Mapping[str, WeightLayout]
+    sync: Sync = Sync.ALLREDUCE
 
     @classmethod
     def of(
-        cls, captured: Captured, model: DistributedModel, parallel: ParallelConfig, schedule: Schedule
+        cls,
+        captured: Captured,
+        model: DistributedModel,
+        parallel: ParallelConfig,
+        schedule: Schedule,
+        sync: Sync = Sync.ALLREDUCE,
     ) -> MeshPieces:
         """Partition along tp and cp, then cut into stages.
 
@@ -50,7 +57,7 @@ class MeshPieces:
         """
         parts = partition(captured, _dims(model), tensor=parallel.tensor_parallel, context=parallel.context_parallel)
         cuts = {place: cut(graph, model.stages) for place, graph in parts.graphs.items()}
-        return cls(parallel=parallel, schedule=schedule, cuts=cuts, layouts=parts.layouts)
+        return cls(parallel=parallel, schedule=schedule, cuts=cuts, layouts=parts.layouts, sync=sync)
 
     @property
     def first(self) -> Cut:
@@ -95,11 +102,18 @@ class MeshPieces:
         return sorted({spec.name for program in programs for spec in program.inputs_from(Source.BATCH)})
 
     def bytes_per_rank(self) -> tuple[int, ...]:
-        """Weights, gradients and two optimizer states; activations come on top and are not predicted here."""
-        return tuple(
-            sum(4 * program.weight_bytes for program in self.programs_of(rank).values())
-            for rank in range(self.parallel.world_size)
-        )
+        """Weights, gradients and two optimizer states; activations come on top and are not predicted here.
+
+        Where they are cut, each rank has its part of all four, and the weights and gradients of one stage at a time.
+        """
+        return tuple(self._bytes_of(rank) for rank in range(self.parallel.world_size))
+
+    def _bytes_of(self, rank: int) -> int:
+        stages = [program.weight_bytes for program in self.programs_of(rank).values()]
+        if self.sync is not Sync.ZERO3:
+            return 4 * sum(stages)
+        ranks = self.parallel.data_parallel * self.parallel.context_parallel
+        return -(-4 * sum(stages) // ranks) + 2 * max(stages, default=0)
 
     def largest_tensor(self) -> int:
         """Bytes of the largest weight that a rank may send."""

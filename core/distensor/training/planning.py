@@ -49,6 +49,7 @@ def plan(
     schedule: str = "1f1b",
     micro_batches: int | None = None,
     precision: str = "fp32",
+    sync: str = "allreduce",
     mesh: Mesh | None = None,
 ) -> Plan:
     """What training `model` on `parallel` would take: stages, parameters, operations and memory of each rank.
@@ -66,7 +67,7 @@ def plan(
     seen = _mesh(mesh)
     if not isinstance(seen, Unavailable):
         problems.check(check_workers, parallel, seen)
-    options = problems.check(_options, model, parallel, schedule, micro_batches, precision)
+    options = problems.check(_options, model, parallel, schedule, micro_batches, precision, sync)
     pieces = None if options is None else problems.check(_pieces, model, batch, loss, loss_weight, options)
     if options is None or pieces is None:
         problems.report()
@@ -128,7 +129,12 @@ def _mesh(mesh: Mesh | None) -> Reading[Mesh]:
 
 
 def _options(
-    model: DistributedModel, parallel: ParallelConfig, schedule: str, micro_batches: int | None, precision: str
+    model: DistributedModel,
+    parallel: ParallelConfig,
+    schedule: str,
+    micro_batches: int | None,
+    precision: str,
+    sync: str,
 ) -> TrainerOptions:
     return TrainerOptions.of(
         model=model,
@@ -142,6 +148,7 @@ def _options(
         accumulate=1,
         lr_schedule=None,
         seed=0,
+        sync=sync,
     )
 
 
@@ -153,7 +160,7 @@ def _pieces(
     options: TrainerOptions,
 ) -> MeshPieces:
     captured = capture(model.module, batch, loss=loss, loss_weight=loss_weight, precision=options.precision)
-    return MeshPieces.of(captured, model, options.parallel, options.schedule)
+    return MeshPieces.of(captured, model, options.parallel, options.schedule, options.sync)
 
 
 def _predict(pieces: MeshPieces, options: TrainerOptions, batch: Any, mesh: Reading[Mesh], problems: Problems) -> Plan:

@@ -11,6 +11,7 @@ from distensor.core import DRIVER_RANK
 from distensor.core.errors import WorkerFailedError
 from distensor.core.pipeline_simulation import LinkSeconds
 from distensor.core.warm_up import RankFigures
+from distensor.training.results import RankMemory
 
 if TYPE_CHECKING:
     import torch
@@ -63,6 +64,7 @@ class StepReply:
     wait_seconds: float
     links: tuple[LinkBytes, ...]
     figures: RankFigures | None
+    memory: RankMemory
 
 
 def read_loss(reply: Reply) -> LossReply:
@@ -82,6 +84,7 @@ def read_step(reply: Reply, ranks: Collection[int]) -> StepReply:
         wait_seconds=_amount(reply, "wait_seconds"),
         links=_links(reply, ranks),
         figures=_figures(reply),
+        memory=_memory(reply),
     )
     if answer.committed and not (answer.weight > 0 and math.isfinite(answer.loss) and math.isfinite(answer.grad_norm)):
         raise WorkerFailedError(
@@ -183,6 +186,16 @@ def _links(reply: Reply, ranks: Collection[int]) -> tuple[LinkBytes, ...]:
     if not isinstance(found, list) or len(found) > len(peers):
         _wrong(reply, "links", found, f"at most {len(peers)} objects")
     return tuple(_link(reply, item, peers.__contains__) for item in found)
+
+
+def _memory(reply: Reply) -> RankMemory:
+    found = reply.meta.get("memory")
+    named: dict[str, Any] = found if isinstance(found, dict) else {}
+    values = [value for key in ("weights", "optimizer", "peak") if type(value := named.get(key)) is int]
+    if len(values) != 3 or not all(0 <= value < MAX_BYTES for value in values):
+        _wrong(reply, "memory", found, "bytes of weights, of optimizer and at the peak")
+    weights, optimizer, peak = values
+    return RankMemory(weights=weights, optimizer=optimizer, peak=peak)
 
 
 def _link(reply: Reply, item: object, is_peer: Callable[[object], bool]) -> LinkBytes:

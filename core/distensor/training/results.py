@@ -7,12 +7,23 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RankMemory:
+    """Bytes on one rank after a step: the weights that it keeps between steps, what goes with them (the optimizer's
+    tensors, masters, the moving average), and the most that both and the gradients took at any moment of the step.
+    Buffers and activations are not counted."""
+
+    weights: int
+    optimizer: int
+    peak: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
     """One committed optimizer step.
 
     `loss` is the mean over the real elements of the whole batch, before the update. `tokens` is the number of those
-    elements. Bytes are counted on the sockets of the trainer: what left it and what reached it. Seconds are the
-    slowest rank's.
+    elements. `memory` is by rank. Bytes are counted on the sockets of the trainer: what left it and what reached it.
+    Seconds are the slowest rank's.
     """
 
     step: int
@@ -28,6 +39,7 @@ class StepResult:
     wait_seconds: float
     warm_up: tuple[int, ...] = ()
     """Forwards that each rank of a pipeline ran ahead, where 1F1B chose them from measured stages and links."""
+    memory: tuple[RankMemory, ...] = ()
 
     @property
     def tokens_per_second(self) -> float:

@@ -58,6 +58,8 @@ class Trainer:
             "rows", or a function of the batch.
         schedule: "1f1b", "gpipe", "looped_bfs", "zero_bubble"; "interleaved" with several stages a rank, "zbv" with
             two, placed as a V: rank r then holds the stages r and 2P-1-r.
+        sync: "allreduce": every replica holds all weights of its stages; "zero3": weights, gradients and optimizer
+            state are cut over the replicas, and a stage's weights are whole only while it is used.
         micro_batches: how many parts a replica's rows are cut into; by default twice the pipeline's ranks.
         clip_norm: the largest norm that the gradient of the whole model may have.
         norm_type: which norm: 2.0, 1.0 or "inf". `StepResult.grad_norm` is of this type too.
@@ -122,6 +124,8 @@ class Trainer:
         )
         problems.check(_check_name, name)
         spec = problems.check(_optimizer_spec, model, optimizer, lr, optimizer_options, ema)
+        if spec is not None:
+            problems.check(_check_slices, spec, parallel, sync)
         problems.report()
         assert options is not None, "no problem was reported"
         assert spec is not None, "no problem was reported"
@@ -399,6 +403,14 @@ class Trainer:
 def _check_name(name: str) -> None:
     if not is_valid_name(name):
         raise ConfigError(f"name={name!r}: expected 1 to 63 letters, digits, dots, dashes or underscores")
+
+
+def _check_slices(spec: OptimizerSpec, parallel: ParallelConfig, sync: str) -> None:
+    """An optimizer that needs whole weights meets none that are cut."""
+    if sync == "zero3":
+        spec.require_elementwise("sync='zero3'")
+    if isinstance(parallel, ParallelConfig) and parallel.tensor_parallel > 1:
+        spec.require_elementwise(f"tensor_parallel={parallel.tensor_parallel}")
 
 
 def _optimizer_spec(
