@@ -143,6 +143,8 @@ KEYWORDS = {
         "recompute",
         "accumulate",
         "checkpoint",
+        "checkpoint_every",
+        "checkpoint_keep",
         "backend",
         "seed",
         "name",

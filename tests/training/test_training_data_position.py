@@ -76,6 +76,7 @@ def take(data: TrackedData, epochs: int, most: int | None = None) -> list[list[i
 
 
 def save(data: TrackedData) -> tuple[DataPosition, dict[str, torch.Tensor]]:
+    data.mark()
     position = DataPosition.from_json(data.position(steps=0).to_json())
     return position, {name: state.clone() for name, state in data.states().items()}
 
@@ -159,6 +160,18 @@ def test_a_save_after_the_last_batch_of_a_pass_begins_the_next_one() -> None:
     assert resumed(global_order(6), saved).epoch == 1
 
 
+def test_a_batch_that_was_given_and_never_trained_is_given_again() -> None:
+    data = TrackedData([torch.tensor(value) for value in range(5)])
+    batches = iter(data)
+    assert next(batches) == 0
+    data.mark()
+    assert next(batches) == 1, "the step on it fails"
+    position = data.position(steps=1)
+    again = TrackedData([torch.tensor(value) for value in range(5)])
+    again.resume_at(position, data.states())
+    assert take(again, 1) == [1, 2, 3, 4]
+
+
 def test_plain_lists_and_generators_resume_by_counting() -> None:
     data = TrackedData([torch.tensor(value) for value in range(5)])
     assert take(data, 1, most=2) == [0, 1]
@@ -184,7 +197,8 @@ def test_data_that_ends_before_the_position_is_refused() -> None:
     position = DataPosition(epoch=0, batches=4, steps=4, length=None)
     data = TrackedData(iter([1, 2]))
     take_states = TrackedData(iter([1]))
-    list(take_states)
+    next(iter(take_states))
+    take_states.mark()
     with pytest.raises(ConfigError, match="ended after 2 batches; the checkpoint was made after 4"):
         data.resume_at(position, take_states.states())
 

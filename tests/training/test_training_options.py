@@ -59,7 +59,6 @@ def test_good_options_are_taken() -> None:
         ("sync", "distro"),
         ("sync", "diloco"),
         ("precision", "fp16"),
-        ("checkpoint", "folder"),
         ("backend", "gloo"),
         ("backend", "nccl"),
         ("schedule", "dualpipev"),

@@ -15,13 +15,15 @@ from typing import Any, cast
 from torch import Tensor
 from transport_kit import JOB, Authority, mesh
 
-from distensor.core import SYSTEM_CLOCK, DeviceId, Epoch, ParallelConfig, Rank, RankLayout
+from distensor.core import DRIVER_RANK, SYSTEM_CLOCK, DeviceId, Epoch, ParallelConfig, Rank, RankLayout
 from distensor.core.control import DeviceKind
 from distensor.node.engine import ShardEngine
 from distensor.node.groups import make_groups
 from distensor.node.ipc import Emitter, Mailbox, WorkerAssignment
 from distensor.node.runtime import WorkerRuntime
+from distensor.node.snapshots import SnapshotServer
 from distensor.training.replies import Reply
+from distensor.training.snapshot_reading import SnapshotReader
 from distensor.transport import DataPlane, Timeouts
 from distensor.transport.driver import Command
 from distensor.transport.group import TransportGroup
@@ -57,7 +59,13 @@ class ThreadConnection:
 
     job_id, epoch, restarts = JOB, Epoch(1), 0
 
-    def __init__(self, parallel: ParallelConfig, planes: Mapping[int, DataPlane]) -> None:
+    def __init__(
+        self,
+        parallel: ParallelConfig,
+        planes: Mapping[int, DataPlane],
+        servers: Sequence[SnapshotServer],
+        reader: SnapshotReader,
+    ) -> None:
         self.planes = planes
         self.ranks = range(parallel.world_size)
         self.commands: list[Command] = []
@@ -66,6 +74,9 @@ class ThreadConnection:
         assignments = [self._assignment(parallel, rank) for rank in self.ranks]
         self.engines = [self._engine(assignment) for assignment in assignments]
         self._runtimes = [self._runtime(assignment) for assignment in assignments]
+        for rank, runtime in enumerate(self._runtimes):
+            runtime._snapshots = servers[rank]
+        self.snapshots = reader
 
     def _assignment(self, parallel: ParallelConfig, rank: int) -> WorkerAssignment:
         return WorkerAssignment(
@@ -145,10 +156,13 @@ class ThreadSession:
     def __init__(self, planes: Mapping[int, DataPlane]) -> None:
         self.planes = planes
         self.connections: list[ThreadConnection] = []
+        # One for all jobs, since they number their requests on the same planes.
+        self._servers = [SnapshotServer(planes[rank]) for rank in range(len(planes) - 1)]
+        self._reader = SnapshotReader(planes[DRIVER_RANK])
 
     def open_job(self, *, parallel: ParallelConfig, **others: Any) -> Any:
-        assert parallel.world_size == len(self.planes), "the mesh was opened for another number of ranks"
-        self.connections.append(ThreadConnection(parallel, self.planes))
+        assert parallel.world_size == len(self.planes) - 1, "the mesh was opened for another number of ranks"
+        self.connections.append(ThreadConnection(parallel, self.planes, self._servers, self._reader))
         return self.connections[-1]
 
     def attach(self, job: Any) -> None: ...
@@ -159,5 +173,5 @@ class ThreadSession:
 @contextmanager
 def thread_session(ranks: int) -> Iterator[Any]:
     """A session with planes for `ranks` ranks, for `Trainer(session=...)`; one job at a time."""
-    with mesh(Authority(), max(ranks, 2)) as planes:
-        yield cast("Any", ThreadSession({rank: planes[rank] for rank in range(ranks)}))
+    with mesh(Authority(), ranks, driver=True) as planes:
+        yield cast("Any", ThreadSession(planes))

@@ -202,26 +202,33 @@ class ShardEngine:
         return ShardedWeights(stages, group, alone=tied)
 
     def step(
-        self, sequence: int, batches: Sequence[Mapping[str, Tensor]], lr: float, pace: Pace = AS_SCHEDULED
+        self,
+        sequence: int,
+        batches: Sequence[Mapping[str, Tensor]],
+        lr: float,
+        pace: Pace = AS_SCHEDULED,
+        number: int = 0,
     ) -> StepReport:
-        """One optimizer step over this replica's micro-batches. The update is applied by all ranks or by none."""
-        report = self._gradients(sequence, batches, pace)
+        """Optimizer step `number` over this replica's micro-batches. All ranks apply the update, or none does."""
+        report = self._gradients(sequence, batches, number, pace)
         if report.weight > 0 and math.isfinite(report.loss) and math.isfinite(report.grad_norm):
             self._apply(report.weight, report.grad_norm, lr)
             return replace(report, committed=True, optimizer_bytes=self._updater.bytes)
         return report
 
     def gradients(
-        self, sequence: int, batches: Sequence[Mapping[str, Tensor]], wanted: Sequence[str]
+        self, sequence: int, batches: Sequence[Mapping[str, Tensor]], wanted: Sequence[str], number: int = 0
     ) -> tuple[StepReport, dict[str, Tensor]]:
         """The mean gradients of the whole batch for the `wanted` parameters ("stage/name"), without an update.
+
+        Dropout draws as in step `number`.
 
         Raises:
             ProgramRejectedError: a parameter that is not here or not trained.
         """
         trained = {key: p for key, p in self._weights.updated.items() if p.requires_grad}
         _chosen(trained, wanted)
-        report = self._gradients(sequence, batches)
+        report = self._gradients(sequence, batches, number)
         divisor = report.weight if report.weight > 0 else 1.0
         parts = {key: torch.zeros_like(p) if p.grad is None else p.grad for key, p in trained.items()}
         whole = _chosen(self._weights.whole(parts), wanted)
@@ -297,12 +304,12 @@ class ShardEngine:
             raise ProgramRejectedError(str(error)) from error
 
     def _gradients(
-        self, sequence: int, batches: Sequence[Mapping[str, Tensor]], pace: Pace = AS_SCHEDULED
+        self, sequence: int, batches: Sequence[Mapping[str, Tensor]], number: int, pace: Pace = AS_SCHEDULED
     ) -> StepReport:
         """Sums of weight * gradient in `.grad`; nothing is committed yet."""
         self._weights.begin(len(batches))
         actions = self._actions(self._weights.agree(len(batches)), pace.warm_up)
-        totals = self._executor.run(sequence, actions, batches, training=True, measure=pace.measure)
+        totals = self._executor.run(sequence, actions, batches, training=True, measure=pace.measure, step=number)
         started = self._clock.monotonic()
         self._weights.finish()
         self._sum_tied(sequence)

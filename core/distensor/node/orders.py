@@ -105,6 +105,11 @@ def _names(meta: Mapping[str, Any], key: str) -> list[str]:
     return value
 
 
+def parse_number(meta: Mapping[str, Any], key: str) -> int:
+    """A whole number from 0; nothing said is 0. Raises ProgramRejectedError."""
+    return _whole(meta, key) if key in meta else 0
+
+
 def parse_wanted(meta: Mapping[str, Any]) -> list[str]:
     """The tensors ("stage/name") that the driver asks for; nothing said is none. Raises ProgramRejectedError."""
     return _names(meta, "wanted") if "wanted" in meta else []

@@ -70,6 +70,7 @@ class _Run:
     """The state of one call of `run`."""
 
     sequence: int
+    step: int
     batches: Sequence[Batch]
     training: bool
     split: bool
@@ -122,17 +123,19 @@ class PipelineExecutor:
         *,
         training: bool,
         measure: bool = False,
+        step: int = 0,
     ) -> Totals:
         """Run `actions`; gradients of sum(weight * loss) accumulate in the parameters when the list has backwards.
 
         `sequence` must differ between calls: it separates their messages. With `measure`, the memory that the first
-        forward keeps is counted.
+        forward keeps is counted. `step` is what dropout draws from, so that a run that was resumed draws what it would
+        have drawn.
 
         Raises:
             PeerLostError: a neighbour went away.
         """
         split = any(action.phase is Phase.WEIGHT_GRADIENT for action in actions)
-        run = _Run(sequence=sequence, batches=batches, training=training, split=split, measure=measure)
+        run = _Run(sequence=sequence, step=step, batches=batches, training=training, split=split, measure=measure)
         with torch.set_grad_enabled(training):
             for action in actions:
                 if self._weights is not None:
@@ -167,7 +170,7 @@ class PipelineExecutor:
         inputs = {spec.name: tensor for spec, tensor in zip(specs, received, strict=True)}
         inputs.update(self._batch_inputs(program, run.batches[micro]))
         started = self._clock.monotonic()
-        seed = dropout_seed(self._seed, run.sequence, self._replica, micro)
+        seed = dropout_seed(self._seed, run.step, self._replica, micro)
         held = _Held(received=received, outputs=[], put_off=WeightGradients() if run.split else None)
         with self._counting(run, runner):
             outputs = runner.forward(inputs, seed=seed, training=run.training, put_off=held.put_off)

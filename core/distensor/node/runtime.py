@@ -20,6 +20,7 @@ from distensor.core.errors import (
 )
 from distensor.node.ipc import Emitter, Mailbox, TopologyOrder, WorkerAssignment, parse_topology
 from distensor.node.progress import ProgressReporter
+from distensor.node.snapshots import SnapshotServer, restore, take_snapshot
 from distensor.transport import Address, Channel, Credentials, DataPlane, Listener, PeerId, Timeouts
 from distensor.transport.driver import ABORT_SEQUENCE, Command, ReplyCode, receive_named, send_named
 
@@ -97,6 +98,7 @@ class WorkerRuntime:
 
     def _serve(self, plane: DataPlane) -> None:
         engine = self._make_engine(plane)
+        self._snapshots = SnapshotServer(plane)
         stop_watching = _close_on_abort(plane)
         threading.Thread(target=self._close_on_drain, args=(plane,), name="drain-watch", daemon=True).start()
         try:
@@ -189,7 +191,7 @@ class WorkerRuntime:
         meta: Mapping[str, Any],
         tensors: dict[str, Tensor],
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        from distensor.node.orders import parse_wanted, split_batches
+        from distensor.node.orders import parse_number, parse_wanted, split_batches
 
         if command is Command.LOAD:
             return self._load(engine, meta, tensors), {}
@@ -201,13 +203,20 @@ class WorkerRuntime:
                 loss, weight = engine.evaluate(sequence, split_batches(meta, tensors))
                 return {"loss": _finite(loss), "weight": weight}, {}
             case Command.GRADIENTS:
-                report, named = engine.gradients(sequence, split_batches(meta, tensors), parse_wanted(meta))
+                batches, wanted = split_batches(meta, tensors), parse_wanted(meta)
+                report, named = engine.gradients(sequence, batches, wanted, parse_number(meta, "step"))
                 return _report(report), named
             case Command.STATE:
                 kept = engine.averages if meta.get("averages") else engine.state
                 return {}, kept(parse_wanted(meta))
             case Command.REPLACE:
                 engine.replace(tensors)
+                return {}, {}
+            case Command.SNAPSHOT:
+                number, wanted = parse_number(meta, "number"), parse_wanted(meta)
+                return take_snapshot(engine, self._snapshots, number, wanted, self._clock), {}
+            case Command.RESTORE:
+                restore(engine, tensors)
                 return {}, {}
             case _:
                 raise ConfigError(f"command {command.value!r} has no place in the sequence of commands")
@@ -227,7 +236,7 @@ class WorkerRuntime:
         from distensor.node.orders import parse_step, split_batches
 
         order, batches = parse_step(meta), split_batches(meta, tensors)
-        report = engine.step(sequence, batches, order.lr, order.pace)
+        report = engine.step(sequence, batches, order.lr, order.pace, order.step)
         if report.committed:
             if batches:
                 self._emitter.emit("claim", step=order.step, micro_batches=len(batches))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from distensor.core.errors import ConfigError
 from distensor.training.checkpoint_manifest import TensorSpec
@@ -24,12 +24,14 @@ def _only(here: Mapping[str, TensorSpec], there: Mapping[str, TensorSpec], ours:
     return [f"{name!r} ({_show(here[name])}) is in {ours} and not in {theirs}" for name in here if name not in there]
 
 
-def check_fit(saved: Mapping[str, TensorSpec], own: Mapping[str, TensorSpec], *, where: str) -> None:
-    """Raises ConfigError with all differences (the first twenty in words)."""
-    found = differences(saved, own)
+def check_fit(
+    saved: Mapping[str, TensorSpec], own: Mapping[str, TensorSpec], *, where: str, more: Sequence[str] = ()
+) -> None:
+    """Raises ConfigError with all differences, and those of `more` (the first twenty in words)."""
+    found = [*differences(saved, own), *more]
     if found:
-        more = f"; and {len(found) - MOST_SHOWN} more" if len(found) > MOST_SHOWN else ""
-        raise ConfigError(f"{where} is a checkpoint of another model: {'; '.join(found[:MOST_SHOWN])}{more}")
+        rest = f"; and {len(found) - MOST_SHOWN} more" if len(found) > MOST_SHOWN else ""
+        raise ConfigError(f"{where} is a checkpoint of another model: {'; '.join(found[:MOST_SHOWN])}{rest}")
 
 
 def _show(spec: TensorSpec) -> str:

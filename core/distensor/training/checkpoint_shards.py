@@ -123,8 +123,10 @@ def check_files(folder: Path, manifest: Manifest) -> None:
         raise CheckpointError(f"checkpoint {folder} cannot be used: {'; '.join(found)}")
 
 
-def read_tensors(folder: Path, manifest: Manifest, group: Group) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a group one by one, as the manifest says they look.
+def read_tensors(
+    folder: Path, manifest: Manifest, group: Group, wanted: Callable[[str], bool] = lambda name: True
+) -> Iterator[tuple[str, Tensor]]:
+    """The wanted tensors of a group one by one, as the manifest says they look.
 
     Raises:
         CheckpointError: a file that does not hold what the manifest says.
@@ -134,6 +136,8 @@ def read_tensors(folder: Path, manifest: Manifest, group: Group) -> Iterator[tup
     with ExitStack() as opened:
         streams: dict[str, Any] = {}
         for name, entry in manifest.tensors.get(group, {}).items():
+            if not wanted(name):
+                continue
             try:
                 if entry.file not in streams:
                     streams[entry.file] = opened.enter_context(safe_open(folder / entry.file, framework="pt"))

@@ -24,6 +24,7 @@ from distensor.core.errors import (
     WorkerLostError,
 )
 from distensor.training.replies import Reply
+from distensor.training.snapshot_reading import SnapshotReader
 from distensor.transport import (
     Address,
     Channel,
@@ -147,6 +148,7 @@ class JobConnection:
         self._sequence = 0
         self._state = JobState.RUNNING
         self.topology = topology
+        self.snapshots = SnapshotReader(plane)
 
     @classmethod
     def open(

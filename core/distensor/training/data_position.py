@@ -60,16 +60,23 @@ class TrackedData:
         self._data = data
         self._begun: Iterator[Any] | None = None
         self._epoch_start: dict[str, Tensor] = {}
+        self._trained: tuple[int, int, Mapping[str, Tensor]] = (0, 0, {})
         self.epoch = 0
         self.batches = 0
 
+    def mark(self) -> None:
+        """What was given so far has been trained. What is given but never trained is no part of a position."""
+        self._trained = (self.epoch, self.batches, self._epoch_start)
+
     def position(self, steps: int) -> DataPosition:
-        return DataPosition(epoch=self.epoch, batches=self.batches, steps=steps, length=length_of(self._data))
+        """That of the last `mark`."""
+        epoch, batches, _ = self._trained
+        return DataPosition(epoch=epoch, batches=batches, steps=steps, length=length_of(self._data))
 
     def states(self) -> dict[str, Tensor]:
-        """All generators, now and as the present pass began, by "when/stream"."""
+        """All generators, now and as the pass of the last `mark` began, by "when/stream"."""
         now = {f"now/{name}": state for name, state in capture_rng(self._data).items()}
-        return {**now, **{f"epoch/{name}": state for name, state in self._epoch_start.items()}}
+        return {**now, **{f"epoch/{name}": state for name, state in self._trained[2].items()}}
 
     def resume_at(self, position: DataPosition, states: Mapping[str, Tensor]) -> None:
         """Draw the order of the interrupted pass again and pass over what was trained.
@@ -90,6 +97,7 @@ class TrackedData:
         restore_rng(_part(states, "now"), self._data)
         if begun is not None:
             self._look_ahead(begun)
+        self.mark()
 
     def _pass_over(self, position: DataPosition, states: Mapping[str, Tensor]) -> Iterator[Any]:
         restore_rng(states, self._data)

@@ -16,6 +16,8 @@ from distensor.optim.updater import kept_dtype
 from distensor.program import capture
 from distensor.program.recomputation import check_recompute
 from distensor.training.batches import row_count, row_major, split_rows
+from distensor.training.checkpoint_model import model_tensors
+from distensor.training.job_snapshot import JobSnapshot, copy_seconds, state_for, wholes_of
 from distensor.training.pacing import PipelinePacer
 from distensor.training.pieces import MeshPieces
 from distensor.training.receipts import ReceiptSender
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
     from distensor.nn import DistributedModel
     from distensor.program.losses import LossWeight
+    from distensor.training.checkpoint_folder import Saved
     from distensor.training.connection import JobConnection
     from distensor.training.options import TrainerOptions
     from distensor.training.replies import Layout, StepReply
@@ -57,7 +60,10 @@ class TrainingJob:
         options: TrainerOptions,
         receipts: ReceiptSender,
         clock: Clock,
+        optimizer: OptimizerSpec | None = None,
     ) -> None:
+        self._optimizer = optimizer
+        self._snapshots = 0
         self._connection = connection
         self._model = model
         self._pieces = pieces
@@ -83,8 +89,9 @@ class TrainingJob:
         loss: Callable[[Any, Any], Tensor] | None,
         loss_weight: LossWeight,
         example: Any,
+        restored: Saved | None = None,
     ) -> TrainingJob:
-        """Capture and cut the model, place the job, ship the stages.
+        """Capture and cut the model, place the job, ship the stages, and the optimizer state of `restored`.
 
         Raises:
             CaptureError, StageMappingError, BatchError: before anything is sent.
@@ -106,9 +113,12 @@ class TrainingJob:
             options=options,
             receipts=ReceiptSender(session.client, session.clock),
             clock=session.clock,
+            optimizer=optimizer,
         )
         try:
             job._load(optimizer)
+            if restored is not None:
+                job.restore(restored)
         except BaseException as error:  # whatever it was, an interrupt included, the workers must be given back
             job.end(JobState.FAILED, f"{type(error).__name__}: {error}")
             raise
@@ -188,10 +198,10 @@ class TrainingJob:
         """(mean loss, number of real elements); the loss is NaN where there is no real element."""
         return self._agreed_loss(self._send(Command.EVALUATE, {}, self._split([batch])))
 
-    def gradients(self, batches: Sequence[Any]) -> tuple[float, dict[str, Tensor]]:
-        """(mean loss over all `batches`, full gradients by parameter name)."""
+    def gradients(self, batches: Sequence[Any], step: int = 0) -> tuple[float, dict[str, Tensor]]:
+        """(mean loss over all `batches`, full gradients by parameter name), with the dropout of `step`."""
         layouts = self._pieces.replies(gradients=True)
-        replies = self._send(Command.GRADIENTS, {}, self._split(batches), layouts)
+        replies = self._send(Command.GRADIENTS, {"step": step}, self._split(batches), layouts)
         return self._agreed_loss(replies)[0], self._pieces.merge(replies, layouts)
 
     def _agreed_loss(self, replies: Sequence[Reply]) -> tuple[float, float]:
@@ -242,6 +252,27 @@ class TrainingJob:
             for rank in self._connection.ranks
         }
         self._connection.command(Command.REPLACE, {}, tensors)
+
+    def snapshot(self) -> JobSnapshot:
+        """Let all ranks copy what they hold; the copies can be read while training goes on."""
+        assert self._optimizer is not None, "loaded"
+        self._snapshots += 1
+        layouts = self._pieces.replies(gradients=False)
+        meta = {"number": self._snapshots}
+        replies = self._connection.command(Command.SNAPSHOT, meta, extra=_wanted(layouts))
+        tensors = model_tensors(self._model.module).tensors
+        return JobSnapshot(
+            number=self._snapshots,
+            reader=self._connection.snapshots,
+            wholes=wholes_of(self._pieces, self._optimizer, list(tensors), replies),
+            module=tensors,
+            copy_seconds=copy_seconds(replies),
+        )
+
+    def restore(self, saved: Saved) -> None:
+        """Bring the optimizer state of a checkpoint to the ranks; their weights are the module's already."""
+        tensors = {rank: state_for(self._pieces, saved, rank) for rank in self._connection.ranks}
+        self._connection.command(Command.RESTORE, {}, tensors)
 
     def end(self, state: JobState, reason: str = "") -> None:
         """Give the workers back. Receipts that the hub has not taken yet get some seconds."""

@@ -15,13 +15,13 @@ from distensor.core.schedules import Schedule, check_pipeline_sizes, check_sched
 from distensor.optim import parse_lr_schedule
 from distensor.optim.clipping import NormType, parse_norm_type
 from distensor.sync import Sync
+from distensor.training.checkpoint_options import CheckpointOptions, checkpoint_options
 
 if TYPE_CHECKING:
     from distensor.nn import DistributedModel
 
 IMPLEMENTED: Mapping[str, tuple[object, ...]] = {
     "sync": ("allreduce", "zero3"),
-    "checkpoint": (None,),
     "backend": ("tls",),
 }
 PLANNED: Mapping[str, tuple[object, ...]] = {
@@ -45,6 +45,7 @@ class TrainerOptions:
     accumulate: int
     seed: int
     sync: Sync = Sync.ALLREDUCE
+    checkpoint: CheckpointOptions | None
 
     @classmethod
     def of(
@@ -61,6 +62,9 @@ class TrainerOptions:
         accumulate: int,
         lr_schedule: object,
         seed: int,
+        checkpoint: object = None,
+        checkpoint_every: object = None,
+        checkpoint_keep: object = None,
         **choices: Any,
     ) -> TrainerOptions:
         """Everything is checked before anything is said: the message names each keyword that is wrong, its value and
@@ -88,6 +92,7 @@ class TrainerOptions:
             "recompute": problems.check(parse_recompute, recompute),
             "accumulate": problems.check(_integer, "accumulate", accumulate, at_least=1),
             "seed": problems.check(_integer, "seed", seed, at_least=0),
+            "checkpoint": problems.check(checkpoint_options, checkpoint, checkpoint_every, checkpoint_keep),
         }
         problems.report()
         return cls(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distensor.core import ParallelConfig
@@ -20,12 +22,16 @@ from distensor.core.errors import (
 from distensor.core.ids import is_valid_name
 from distensor.core.problems import Problems
 from distensor.optim import LrSchedule, OptimizerSpec, make_spec, parse_lr_schedule
+from distensor.training.checkpoint_folder import Saved
+from distensor.training.checkpoint_settings import run_settings, warn_of_changes
+from distensor.training.checkpointing import Checkpointing, Feed, needed
 from distensor.training.job import TrainingJob
 from distensor.training.options import TrainerOptions
+from distensor.training.rates import rate_of, resolved_schedule
 from distensor.training.results import History, Parity, StepResult
 from distensor.training.sessions import Session, current_session
 from distensor.training.weights import warn_of_rounded_updates
-from distensor.training.windows import check_counts, count_steps, windows
+from distensor.training.windows import check_counts, count_steps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,6 +75,10 @@ class Trainer:
             on every device, with float32 parameters, gradients, sums and loss.
         recompute: "none" keeps all activations for the backward pass; "layer" keeps the inputs of each repeated module
             (model.layers.3), "stage" those of the whole stage, and computes the rest again.
+        checkpoint: a folder for checkpoints: weights, optimizer state, random number states and the position in the
+            data, as docs/checkpoints.md says. `fit` saves one at its end.
+        checkpoint_every: also save after every so many steps, in the background.
+        checkpoint_keep: how many complete checkpoints stay; by default 2.
         seed: of dropout.
         name: of the job, as providers see it.
         progress: show a progress bar in `fit`; by default where standard error is a terminal.
@@ -97,7 +107,9 @@ class Trainer:
         precision: str = "fp32",
         recompute: str = "none",
         accumulate: int = 1,
-        checkpoint: str | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every: int | None = None,
+        checkpoint_keep: int | None = None,
         backend: str = "tls",
         seed: int = 0,
         name: str = "training",
@@ -118,6 +130,8 @@ class Trainer:
             recompute=recompute,
             accumulate=accumulate,
             checkpoint=checkpoint,
+            checkpoint_every=checkpoint_every,
+            checkpoint_keep=checkpoint_keep,
             backend=backend,
             lr_schedule=lr_schedule,
             seed=seed,
@@ -146,6 +160,9 @@ class Trainer:
         self._ended = False
         self._failure = ""
         self._using = threading.RLock()
+        self._checkpoints = None if options.checkpoint is None else Checkpointing(options.checkpoint)
+        self._resumed: Saved | None = None
+        self._feed: Feed | None = None
         self.lr = lr
 
     @property
@@ -165,6 +182,7 @@ class Trainer:
         epochs: int = 1,
         max_steps: int | None = None,
         on_step: Callable[[StepResult], None] | None = None,
+        resume: bool = False,
     ) -> History:
         """Train on every batch of `data`, `epochs` times over, and bring the weights back into `model.module`.
 
@@ -175,38 +193,39 @@ class Trainer:
                 For more than one epoch it must be iterable again.
             max_steps: stop after so many optimizer steps of this call.
             on_step: called with each step's result.
+            resume: go on where the latest checkpoint was saved, with the next batch of the same pass over the data;
+                `epochs` and `max_steps` still count from the beginning of the interrupted `fit`. Without a checkpoint
+                begin at the beginning, so that a script may be started again and again with the same line.
 
         Raises:
+            ConfigError, CheckpointError: the checkpoint is damaged, or not of this model, optimizer or data.
             BatchError: the data holds no batch, or one that cannot be cut.
             WorkerLostError, WorkerFailedError: a rank ended; `on_step` has been called with every step before it.
         """
         check_counts(epochs, max_steps)
-        if epochs > 1 and iter(data) is data:
+        if epochs > 1 and isinstance(data, Iterator):
             raise BatchError(
                 f"fit(epochs={epochs}): {type(data).__name__} can be iterated once; give a list or a loader"
             )
         history = History()
         accumulate = self.options.accumulate
+        if resume and self._resumed is None:
+            self.resume()
+        feed = self._feed = Feed(data, self._resumed if resume else None)
         total = count_steps(data, epochs=epochs, accumulate=accumulate, max_steps=max_steps)
-        self._resolve_schedule(total)
-        with _progress_bar(self.name, total, shown=self._progress) as bar:
-            for window in windows(data, epochs=epochs, accumulate=accumulate, max_steps=max_steps):
+        total = None if total is None else max(0, total - feed.steps)
+        self._lr_schedule = resolved_schedule(self._lr_schedule, self._step, total)
+        with _progress_bar(self.name, total, shown=self._progress) as bar, feed:
+            for window in feed.windows(epochs=epochs, accumulate=accumulate, max_steps=max_steps):
                 result = self.step(*window, total_steps=None if total is None else self._base_total(history, total))
                 history.steps.append(result)
                 bar.update(result)
                 if on_step is not None:
                     on_step(result)
         self.pull()
+        if self._checkpoints is not None and history.steps and not self._checkpoints.is_saved(self._step):
+            self.save_checkpoint()
         return history
-
-    def _resolve_schedule(self, total: int | None) -> None:
-        """A schedule without a number of steps takes that of its first fit."""
-        schedule = self._lr_schedule
-        if isinstance(schedule, LrSchedule) and schedule.needs_total:
-            if total is None:
-                wanted = "set its total_steps or fit(max_steps=)"
-                raise ConfigError(f"lr_schedule {schedule.curve.value!r}: the data has no length; {wanted}")
-            self._lr_schedule = schedule.with_total(self._step + total)
 
     def _base_total(self, history: History, total: int) -> int:
         return self._step - len(history) + total
@@ -222,7 +241,7 @@ class Trainer:
             DivergedError: the loss is not a finite number; no rank has applied the update.
         """
         number = self._step + 1
-        rate = self._rate(number)
+        rate = rate_of(self._lr_schedule, self.lr, number)
         job = self._ready(*batches)
         with self._noting_failure():
             result, committed = job.step(number, batches, rate, total_steps)
@@ -234,15 +253,11 @@ class Trainer:
                 "no rank has applied the update"
             )
         self._step = number
+        self._resumed = None
+        self._feed = None if self._feed is None else self._feed.after_step()
+        if self._checkpoints is not None and self._checkpoints.due(number):
+            self._begin_save(self._checkpoints, job)
         return result
-
-    def _rate(self, step: int) -> float:
-        from distensor.optim.spec import check_learning_rate
-
-        schedule = self._lr_schedule
-        if isinstance(schedule, LrSchedule):
-            return schedule.rate(step, check_learning_rate(self.lr))
-        return check_learning_rate(self.lr if schedule is None else schedule(step))
 
     def evaluate(self, data: Iterable[Any]) -> float:
         """The mean loss over all real elements of `data`, without dropout and without an update."""
@@ -261,7 +276,7 @@ class Trainer:
         """The full gradient of the mean loss over `batches` by parameter name, without an update."""
         job = self._ready(*batches)
         with self._noting_failure():
-            return job.gradients(batches)[1]
+            return job.gradients(batches, self._step + 1)[1]
 
     def check_parity(self, batch: Any) -> Parity:
         """Run `batch` on the mesh and in this process, with the same weights, and compare loss and gradients.
@@ -327,18 +342,72 @@ class Trainer:
             with self._noting_failure():
                 self._job.push()
 
-    def _ready(self, *batches: Any) -> TrainingJob:
-        if not batches:
-            raise BatchError("a step needs at least one batch")
+    def save_checkpoint(self) -> Path:
+        """Save now, and return the checkpoint's folder once it is complete on the disk.
+
+        Raises:
+            ConfigError: there is no `checkpoint` folder, or no step has placed the job yet.
+            StoreError: it cannot be written. What was complete before still is.
+        """
+        checkpoints = needed(self._checkpoints, "save_checkpoint")
+        self._check_alive()
+        if self._job is None:
+            raise ConfigError("save_checkpoint: no step has been taken, so there is no optimizer state yet")
+        checkpoints.settle()
+        self._begin_save(checkpoints, self._job)
+        return checkpoints.wait()
+
+    def _begin_save(self, checkpoints: Checkpointing, job: TrainingJob) -> None:
+        with self._noting_failure():
+            snapshot = job.snapshot()
+        run = run_settings(self.options, self._optimizer, self.lr, self._lr_schedule)
+        checkpoints.begin(self._step, snapshot, self.model.module, run, self._feed)
+
+    def resume(self, step: int | None = None) -> int:
+        """Go on from a checkpoint: weights, optimizer state, learning rate, step number and random number states.
+
+        `fit(resume=True)` does this and goes on in the data too.
+
+        Args:
+            step: which; by default the latest.
+
+        Returns:
+            The number of steps done; 0 where the folder holds no checkpoint.
+
+        Raises:
+            CheckpointError: it is damaged; all damaged files are named, and nothing was changed.
+            ConfigError: it is of another model or optimizer, or there is none of `step`; nothing was changed.
+        """
+        checkpoints = needed(self._checkpoints, "resume")
+        self._check_alive()
+        found = checkpoints.load(step, self.model.module, self._optimizer, self._lr_schedule)
+        if found is not None:
+            if self._job is not None:
+                with self._noting_failure():
+                    self._job.push()
+                    self._job.restore(found.saved)
+            self._step, self.lr, self._lr_schedule = found.step, found.lr, found.schedule
+            self._resumed = found.saved
+            warn_of_changes(found, run_settings(self.options, self._optimizer, self.lr, self._lr_schedule))
+        return self._step
+
+    def _check_alive(self) -> None:
         if self._ended or self._failure:
             why = f": {self._failure}" if self._failure else ""
             raise JobFailedError(f"trainer {self.name!r} has ended{why}; make a new Trainer to go on from model.module")
+
+    def _ready(self, *batches: Any) -> TrainingJob:
+        if not batches:
+            raise BatchError("a step needs at least one batch")
+        self._check_alive()
         with self._exclusive():
             if self._job is None:
                 self._job = self._start(batches[0])
         return self._job
 
     def _start(self, batch: Any) -> TrainingJob:
+        if self._checkpoints is not None:
+            self._checkpoints.prepare()
         session = self._session or current_session()
         session.attach(self)
         self._attached = session
@@ -351,6 +420,7 @@ class Trainer:
             loss=self._loss,
             loss_weight=self._loss_weight,
             example=batch,
+            restored=self._resumed,
         )
 
     @contextmanager
@@ -388,6 +458,8 @@ class Trainer:
             return
         self._ended = True
         reason = self._failure or failed
+        if self._checkpoints is not None:
+            self._checkpoints.close(failed=bool(reason))
         if self._job is not None:
             self._job.end(JobState.FAILED if reason else JobState.FINISHED, reason)
         if self._attached is not None:

@@ -3,6 +3,9 @@
 A command has a sequence number; it travels on CONTROL with `Tag.step = sequence`, its reply on REPLY with the same
 number. Meta data is JSON, tensors follow by name. Large sets of tensors go in parts (`Tag.micro` counts them), so
 that no frame has to hold a whole stage.
+
+After a `snapshot` command the driver reads the copy that the worker has made piece by piece on SNAPSHOT, while other
+commands go on: `Tag.step` counts its requests, each is answered with the same number.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PART_BYTES = 16 << 20
+PIECE_BYTES = 1 << 20
+"""So much of a snapshot may stand before the answer to a command on the same connection."""
+
 MAX_PARTS = 1 << 20
 ABORT_SEQUENCE = (1 << 40) - 1
 """The sequence number on which a worker always listens for the word to stop."""
@@ -32,6 +38,8 @@ class Command(StrEnum):
     GRADIENTS = "gradients"
     STATE = "state"
     REPLACE = "replace"
+    SNAPSHOT = "snapshot"
+    RESTORE = "restore"
     END = "end"
     ABORT = "abort"
 

@@ -57,6 +57,7 @@ class Channel(IntEnum):
     META = 7
     P2P = 8
     PROBE = 9
+    SNAPSHOT = 10
 
 
 class Tag(NamedTuple):

@@ -1,0 +1,116 @@
+"""A copy of what this rank holds, read by the driver piece by piece while training goes on.
+
+Making the copy is all that a step waits for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from distensor.core import DRIVER_RANK, Clock
+from distensor.core.errors import TransportError
+from distensor.transport import Channel
+from distensor.transport.driver import PIECE_BYTES, ReplyCode, receive_named, send_named
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from distensor.node.engine import ShardEngine
+    from distensor.transport import DataPlane
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Copy:
+    number: int
+    tensors: Mapping[str, Tensor]
+
+
+class SnapshotServer:
+    """Holds at most one copy. Its thread starts with the first one and ends with the connection to the driver."""
+
+    def __init__(self, plane: DataPlane) -> None:
+        self._plane = plane
+        self._copy = _Copy(number=-1, tensors={})
+        self._thread: threading.Thread | None = None
+
+    def take(self, number: int, tensors: Mapping[str, Tensor]) -> None:
+        """Copy `tensors` into this machine's memory; an earlier copy is given up before."""
+        self._copy = _Copy(number=-1, tensors={})
+        copied = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in tensors.items()}
+        self._copy = _Copy(number=number, tensors=copied)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="snapshots", daemon=True)
+            self._thread.start()
+
+    def _serve(self) -> None:
+        request = 0
+        try:
+            while True:
+                meta, _ = receive_named(self._plane, DRIVER_RANK, Channel.SNAPSHOT, request, None, most=0)
+                answer, tensors = self._answer(meta)
+                send_named(self._plane, DRIVER_RANK, Channel.SNAPSHOT, request, answer, tensors)
+                request += 1
+        except TransportError:
+            self._copy = _Copy(number=-1, tensors={})  # the driver is gone, and nobody else may ask
+
+    def _answer(self, meta: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """One piece; or, where no tensor is named, the copy is no longer needed."""
+        copy = self._copy
+        key = meta.get("key")
+        if meta.get("number") != copy.number:
+            return _refused(f"snapshot {str(meta.get('number'))[:20]} is not here; {copy.number} is")
+        if key is None:
+            self._copy = _Copy(number=-1, tensors={})
+            return {"code": ReplyCode.OK.value}, {}
+        tensor = copy.tensors.get(key) if isinstance(key, str) else None
+        if tensor is None:
+            return _refused(f"{str(key)[:100]!r} is not part of snapshot {copy.number}")
+        return _piece(tensor, meta.get("start"))
+
+
+def take_snapshot(
+    engine: ShardEngine, server: SnapshotServer, number: int, wanted: Sequence[str], clock: Clock
+) -> dict[str, Any]:
+    """Copy the `wanted` weights ("stage/name") and their optimizer state ("stage/name/field").
+
+    The answer names the fields of each, and how many seconds the copy took.
+
+    Raises:
+        ProgramRejectedError: a weight that is not here.
+    """
+    started = clock.monotonic()
+    tensors = engine.state(wanted)
+    state = {key: fields for key, fields in engine.optimizer_state().items() if key in tensors}
+    tensors.update({f"{key}/{field}": value for key, fields in state.items() for field, value in fields.items()})
+    server.take(number, tensors)
+    return {
+        "fields": {key: sorted(fields) for key, fields in state.items() if fields},
+        "copy_seconds": clock.monotonic() - started,
+    }
+
+
+def restore(engine: ShardEngine, tensors: Mapping[str, Tensor]) -> None:
+    """Take over an optimizer's state ("stage/name/field"); a parameter of which nothing is given starts anew.
+
+    Raises:
+        ProgramRejectedError: state that is not this optimizer's.
+    """
+    state: dict[str, dict[str, Tensor]] = {key: {} for key in engine.optimizer_state()}
+    for name, tensor in tensors.items():
+        key, _, field = name.rpartition("/")
+        state.setdefault(key, {})[field] = tensor.detach()
+    engine.load_optimizer_state(state)
+
+
+def _piece(tensor: Tensor, start: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if type(start) is not int or not 0 <= start <= tensor.numel():
+        return _refused(f"start={str(start)[:20]}: expected an element from 0 to {tensor.numel()}")
+    count = min(tensor.numel() - start, max(1, PIECE_BYTES // tensor.element_size()))
+    return {"code": ReplyCode.OK.value}, {"piece": tensor.view(-1).narrow(0, start, count)}
+
+
+def _refused(why: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    return {"code": ReplyCode.ERROR.value, "message": why}, {}
