@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
+from distensor.core.compute import ContextAttention as Method
 from distensor.core.parallel import Axis
 from distensor.core.sequence import HeadTail, Tile, tiles
 from distensor.program import attention, attention_tiles
-from distensor.program.attention import Method
 from distensor.program.axes import AxisGroup
 from distensor.testing.axes import Grid
 

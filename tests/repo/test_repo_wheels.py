@@ -141,6 +141,7 @@ KEYWORDS = {
         "norm_type",
         "precision",
         "recompute",
+        "context_attention",
         "accumulate",
         "checkpoint",
         "checkpoint_every",

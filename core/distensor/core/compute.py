@@ -29,6 +29,14 @@ class Recompute(StrEnum):
     """The whole stage: only what came from the previous one is kept."""
 
 
+class ContextAttention(StrEnum):
+    """How keys and values reach the queries of other ranks when the sequence is cut."""
+
+    ALL_GATHER = "all_gather"
+    RING = "ring"
+    ULYSSES = "ulysses"
+
+
 def parse_precision(value: object) -> Precision:
     if value == "fp16":
         raise UnsupportedOptionError(
@@ -40,6 +48,10 @@ def parse_precision(value: object) -> Precision:
 
 def parse_recompute(value: object) -> Recompute:
     return _parse(Recompute, "recompute", value)
+
+
+def parse_context_attention(value: object) -> ContextAttention:
+    return _parse(ContextAttention, "context_attention", value)
 
 
 def _parse(kind: type[Choice], keyword: str, value: object) -> Choice:

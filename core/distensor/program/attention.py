@@ -20,26 +20,18 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from distensor.core.compute import ContextAttention
 from distensor.core.layouts import even_lengths
 from distensor.core.sequence import Tile, tiles
 from distensor.program.attention_tiles import TILE, Backward, Mask, Running, folded, wide
 from distensor.program.axes import AxisGroup
 from distensor.program.collectives import Pieces
-
-
-class Method(StrEnum):
-    """How keys and values reach the queries."""
-
-    ALL_GATHER = "all_gather"
-    RING = "ring"
-    ULYSSES = "ulysses"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,9 +73,9 @@ def attention(
         return query.new_empty((*query.shape[:3], value.shape[3]))
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     problem = Problem(group=group, pieces=pieces, causal=is_causal, scale=factor)
-    if method == Method.ULYSSES:
+    if method == ContextAttention.ULYSSES:
         return _ulysses(problem, query, key, value, attn_mask)
-    function = _FUNCTIONS[Method(method)]
+    function = _FUNCTIONS[ContextAttention(method)]
     return function.apply(query, key, value, attn_mask, problem)  # type: ignore[no-any-return,no-untyped-call]
 
 
@@ -202,7 +194,10 @@ class _Ring(_Tiled):
         return (*found, _mask_gradient(backward, mask), None)
 
 
-_FUNCTIONS: Mapping[Method, type[_Tiled]] = {Method.ALL_GATHER: _AllGather, Method.RING: _Ring}
+_FUNCTIONS: Mapping[ContextAttention, type[_Tiled]] = {
+    ContextAttention.ALL_GATHER: _AllGather,
+    ContextAttention.RING: _Ring,
+}
 
 
 def _origin(problem: Problem, step: int) -> int:

@@ -99,7 +99,9 @@ class TrainingJob:
         """
         captured = capture(model.module, example, loss=loss, loss_weight=loss_weight, precision=options.precision)
         check_recompute(options.recompute, [node.module for node in captured.nodes])
-        pieces = MeshPieces.of(captured, model, options.parallel, options.schedule, options.sync)
+        pieces = MeshPieces.of(
+            captured, model, options.parallel, options.schedule, options.sync, options.context_attention
+        )
         connection = session.open_job(
             name=name,
             parallel=options.parallel,

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distensor.core import ParallelConfig
-from distensor.core.compute import Precision, Recompute, parse_precision, parse_recompute
+from distensor.core.compute import (
+    ContextAttention,
+    Precision,
+    Recompute,
+    parse_context_attention,
+    parse_precision,
+    parse_recompute,
+)
 from distensor.core.errors import ConfigError, UnsupportedOptionError
 from distensor.core.problems import Problems, nearest_name
 from distensor.core.schedules import Schedule, check_pipeline_sizes, check_schedule, parse_schedule
@@ -42,6 +49,7 @@ class TrainerOptions:
     norm_type: NormType
     precision: Precision
     recompute: Recompute
+    context_attention: ContextAttention
     accumulate: int
     seed: int
     sync: Sync = Sync.ALLREDUCE
@@ -59,6 +67,7 @@ class TrainerOptions:
         norm_type: float | str,
         precision: str,
         recompute: str,
+        context_attention: str,
         accumulate: int,
         lr_schedule: object,
         seed: int,
@@ -79,8 +88,7 @@ class TrainerOptions:
         problems = Problems()
         for keyword, value in choices.items():
             problems.check(_check_choice, keyword, value)
-        for axis in ("tensor_parallel", "context_parallel"):
-            problems.check(_check_axis, parallel, axis)
+        problems.check(_check_axis, parallel, "tensor_parallel")
         problems.check(parse_lr_schedule, lr_schedule)
         problems.check(check_pipeline_sizes, ranks=parallel.pipeline_parallel, stages=model.stage_count)
         fields: dict[str, Any] = {
@@ -90,6 +98,7 @@ class TrainerOptions:
             "norm_type": problems.check(parse_norm_type, norm_type),
             "precision": problems.check(parse_precision, precision),
             "recompute": problems.check(parse_recompute, recompute),
+            "context_attention": problems.check(parse_context_attention, context_attention),
             "accumulate": problems.check(_integer, "accumulate", accumulate, at_least=1),
             "seed": problems.check(_integer, "seed", seed, at_least=0),
             "checkpoint": problems.check(checkpoint_options, checkpoint, checkpoint_every, checkpoint_keep),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from distensor.core import Coordinates, ParallelConfig, RankLayout
+from distensor.core.compute import ContextAttention
 from distensor.core.schedules import Schedule, stages_of_rank
 from distensor.nn import Shard
 from distensor.program import Source, cut, partition
@@ -49,13 +50,20 @@ class MeshPieces:
         parallel: ParallelConfig,
         schedule: Schedule,
         sync: Sync = Sync.ALLREDUCE,
+        attention: ContextAttention = ContextAttention.ALL_GATHER,
     ) -> MeshPieces:
-        """Partition along tp and cp, then cut into stages.
+        """Partition along tp and cp (keys and values move by `attention`), then cut into stages.
 
         Raises:
-            ShardingError, StageMappingError, CaptureError: the model cannot be cut like this.
+            ShardingError, StageMappingError, CaptureError, BatchError, ConfigError: the model cannot be cut like this.
         """
-        parts = partition(captured, _dims(model), tensor=parallel.tensor_parallel, context=parallel.context_parallel)
+        parts = partition(
+            captured,
+            _dims(model),
+            tensor=parallel.tensor_parallel,
+            context=parallel.context_parallel,
+            attention=attention,
+        )
         cuts = {place: cut(graph, model.stages) for place, graph in parts.graphs.items()}
         return cls(parallel=parallel, schedule=schedule, cuts=cuts, layouts=parts.layouts, sync=sync)
 

@@ -145,6 +145,7 @@ def _options(
         norm_type=2.0,
         precision=precision,
         recompute="none",
+        context_attention="all_gather",
         accumulate=1,
         lr_schedule=None,
         seed=0,
@@ -160,7 +161,7 @@ def _pieces(
     options: TrainerOptions,
 ) -> MeshPieces:
     captured = capture(model.module, batch, loss=loss, loss_weight=loss_weight, precision=options.precision)
-    return MeshPieces.of(captured, model, options.parallel, options.schedule, options.sync)
+    return MeshPieces.of(captured, model, options.parallel, options.schedule, options.sync, options.context_attention)
 
 
 def _predict(pieces: MeshPieces, options: TrainerOptions, batch: Any, mesh: Reading[Mesh], problems: Problems) -> Plan:

@@ -50,7 +50,8 @@ class Trainer:
 
     Args:
         model: the module and its cut.
-        parallel: the mesh. tensor_parallel and context_parallel above 1 are not implemented in this version.
+        parallel: the mesh. tensor_parallel above 1 is not implemented in this version. context_parallel cuts dim 1 of
+            the batch's tensors, the sequence.
         optimizer: the name of an optimizer of torch.optim in lower case ("adamw", "sgd", "adafactor", ...).
         optimizer_options: its options by torch's names, and "no_decay": patterns of the parameters that weight decay
             leaves alone, such as ["**.bias", "**.norm*"].
@@ -79,6 +80,8 @@ class Trainer:
             data, as docs/checkpoints.md says. `fit` saves one at its end.
         checkpoint_every: also save after every so many steps, in the background.
         checkpoint_keep: how many complete checkpoints stay; by default 2.
+        context_attention: how keys and values move with context_parallel above 1: "all_gather" (fewest messages),
+            "ring" (least memory), "ulysses" (heads for chunks; at most as many ranks as heads).
         seed: of dropout.
         name: of the job, as providers see it.
         progress: show a progress bar in `fit`; by default where standard error is a terminal.
@@ -106,6 +109,7 @@ class Trainer:
         norm_type: float | str = 2.0,
         precision: str = "fp32",
         recompute: str = "none",
+        context_attention: str = "all_gather",
         accumulate: int = 1,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
@@ -128,6 +132,7 @@ class Trainer:
             norm_type=norm_type,
             precision=precision,
             recompute=recompute,
+            context_attention=context_attention,
             accumulate=accumulate,
             checkpoint=checkpoint,
             checkpoint_every=checkpoint_every,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from distensor.core.compute import ContextAttention
 from distensor.core.errors import ConfigError
-from distensor.program.attention import Method
 from distensor.program.context.layout import Split
 from distensor.program.context.pointwise import Rule
 from distensor.program.context.rewriter import AXIS, Name, Rewriter, real
@@ -107,13 +107,13 @@ def _rules(rw: Rewriter, node: Node, split: Split) -> Mapping[str, Argument]:
 def _mask(rw: Rewriter, node: Node, split: Split) -> Name | None:
     """Ulysses has whole sequences of some heads, and so whole masks; the others have rows."""
     mask = node.args.get("attn_mask")
-    if rw.method == Method.ULYSSES and isinstance(mask, (Ref, WeightRef)):
+    if rw.method == ContextAttention.ULYSSES and isinstance(mask, (Ref, WeightRef)):
         return rw.partial(mask)
     return _rows(rw, node, split)
 
 
 def _check_heads(rw: Rewriter, node: Node, heads: object) -> None:
-    if rw.method == Method.ULYSSES and (not isinstance(heads, int) or heads < rw.ranks):
+    if rw.method == ContextAttention.ULYSSES and (not isinstance(heads, int) or heads < rw.ranks):
         raise ConfigError(
             f"context_attention='ulysses' gives each rank heads of its own: attention in {node.module!r} has {heads} "
             f"heads for context_parallel={rw.ranks}; use 'all_gather' or 'ring', or at most {heads} ranks"

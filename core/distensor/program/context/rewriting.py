@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from distensor.core.compute import ContextAttention
 from distensor.core.errors import CaptureError
 from distensor.core.parallel import Axis
 from distensor.core.sequence import HeadTail
-from distensor.program.attention import Method
 from distensor.program.capturing import Captured, live_nodes
 from distensor.program.context.attending import ATTENDING
 from distensor.program.context.extents import Probes
@@ -40,7 +40,9 @@ class ContextCut:
     """(operation, module) where the sequence is made whole, for want of a rule."""
 
 
-def cut_sequence(captured: Captured, division: HeadTail, method: Method = Method.ALL_GATHER) -> ContextCut:
+def cut_sequence(
+    captured: Captured, division: HeadTail, method: ContextAttention = ContextAttention.ALL_GATHER
+) -> ContextCut:
     """Rewrite `captured` for the ranks of `division`; keys and values move by `method`.
 
     Every rank's graph takes the whole batch. Sizes of shards follow from the length of each batch.
@@ -56,7 +58,7 @@ def cut_sequence(captured: Captured, division: HeadTail, method: Method = Method
 
 
 def _rewrite(
-    captured: Captured, sequence: str, division: HeadTail, method: Method, rank: int
+    captured: Captured, sequence: str, division: HeadTail, method: ContextAttention, rank: int
 ) -> tuple[Captured, tuple[tuple[str, str], ...]]:
     layout = Layout.of(division, Size(sequence))
     rewriter = Rewriter(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from distensor.core.errors import ConfigError, UnsupportedOptionError
+from distensor.core.compute import ContextAttention, parse_context_attention
+from distensor.core.errors import UnsupportedOptionError
 from distensor.core.layouts import WeightLayout
 from distensor.core.sequence import HeadTail
-from distensor.program.attention import Method
 from distensor.program.capturing import Captured
 from distensor.program.context import cut_sequence
 
@@ -36,7 +36,7 @@ def partition(
     *,
     tensor: int = 1,
     context: int = 1,
-    attention: str = Method.ALL_GATHER,
+    attention: str = ContextAttention.ALL_GATHER,
 ) -> Partition:
     """Rewrite `captured` for `tensor` x `context` ranks.
 
@@ -57,18 +57,7 @@ def with_context(made: Partition, context: int, attention: str) -> Partition:
     """The graphs of `made` (one for each tp rank) cut along the sequence, head-tail."""
     if context == 1:
         return made
-    division, method = HeadTail(ranks=context), method_of(attention)
+    division, method = HeadTail(ranks=context), parse_context_attention(attention)
     cuts = {tp: cut_sequence(graph, division, method) for (tp, _), graph in made.graphs.items()}
     graphs = {(tp, cp): graph for tp, cut in cuts.items() for cp, graph in enumerate(cut.graphs)}
     return replace(made, context=context, graphs=graphs, whole_sequences=cuts[0].gathers)
-
-
-def method_of(attention: str) -> Method:
-    """The method by its name.
-
-    Raises:
-        ConfigError: no such method.
-    """
-    if attention not in set(Method):
-        raise ConfigError(f"context_attention={attention!r}: expected {', '.join(map(repr, map(str, Method)))}")
-    return Method(attention)
