@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -196,3 +198,12 @@ def test_an_elementwise_optimizer_gives_slices_what_it_gives_the_whole(name: str
             assert optimizer is not None
             optimizer.step()
     torch.testing.assert_close(torch.cat([*slices]), whole, rtol=0, atol=1e-6)
+
+
+def test_the_documentation_lists_every_optimizer_with_its_options() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "optimizers.md").read_text()
+    rows = dict(re.findall(r"^\| (\w+) \| (.*) \|$", text, flags=re.MULTILINE))
+    rows.pop("name")
+    assert {name: row.split(", ") for name, row in rows.items()} == {
+        name: list(known) for name, known in OPTIONS.items()
+    }
