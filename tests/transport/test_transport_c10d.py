@@ -451,7 +451,7 @@ def test_who_stays_away_is_named_after_the_timeout(pool: WorkerPool) -> None:
 
 def slow_but_steady(here: Here) -> None:
     """Segments trickle in for longer than the timeout of a group, which is for silence."""
-    group = dist.new_group([0, 1], timeout=timedelta(seconds=1.0))
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=2.0))
     if here.rank == 0:
         slot = group_slot(group.group_name, (0, 1))
         header = b"broadcast from 0 torch.uint8 6291456"

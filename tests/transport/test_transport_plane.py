@@ -141,9 +141,9 @@ def test_statistics_are_what_the_socket_took(authority: Authority) -> None:
 
 
 def test_silence_is_loss_and_keep_alives_prevent_it(authority: Authority) -> None:
-    quick = replace(QUICK, silent=0.3)
+    quick = replace(QUICK, silent=1.5)  # a busy machine may hold a thread up for some tenths of a second
     with mesh(authority, 2, timeouts=quick) as planes:
-        deadline = time.monotonic() + 1.0
+        deadline = time.monotonic() + 2.5
         while time.monotonic() < deadline:
             assert not planes[0].lost()
             threading.Event().wait(0.1)
@@ -153,10 +153,10 @@ def test_silence_is_loss_and_keep_alives_prevent_it(authority: Authority) -> Non
 def test_more_than_the_limit_may_be_sent_before_anybody_reads(authority: Authority) -> None:
     """The sender is held back, not lost: the receiver was only slow."""
     limits = FrameLimits(queued=1_000_000)
-    with mesh(authority, 2, limits=limits, timeouts=replace(QUICK, silent=0.6)) as planes:
+    with mesh(authority, 2, limits=limits, timeouts=replace(QUICK, silent=1.5)) as planes:
         handles = [planes[0].send(1, Tag(Channel.P2P, step=step), b"", [bytes(900_000)]) for step in range(20)]
         with pytest.raises(TransportTimeoutError):
-            handles[-1].wait(1.5)
+            handles[-1].wait(2.5)
         for step in range(20):
             assert len(planes[1].recv(0, Tag(Channel.P2P, step=step), 10).body) == 900_000
         handles[-1].wait(10)
