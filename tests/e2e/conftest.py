@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from distensor.training.sessions import Session, session
+
+sys.path.append(str(Path(__file__).parents[1] / "training"))  # the small decoder of the mesh tests
 
 WORKERS = 12
 """A slot costs nothing until a job takes it; jobs that several tests share keep theirs."""

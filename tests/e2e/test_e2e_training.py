@@ -20,7 +20,6 @@ from distensor.core.errors import (
     DivergedError,
     JobFailedError,
     PlacementError,
-    UnsupportedOptionError,
     WorkerFailedError,
 )
 from distensor.nn import DistributedModel, StageMapping
@@ -301,7 +300,7 @@ def test_weights_are_saved_and_loaded(mesh: Session, tmp_path: Any) -> None:
 
 
 def test_options_that_are_not_built_are_refused_before_anything_starts(mesh: Session) -> None:
-    with pytest.raises(UnsupportedOptionError, match="tensor_parallel=2"):
+    with pytest.raises(ConfigError, match="tensor_parallel=2"):
         trainer_for(mesh, models.MLP(), None, ParallelConfig(tensor_parallel=2), loss=models.classify)
 
 

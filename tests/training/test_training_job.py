@@ -84,10 +84,10 @@ def job(connection: Connection) -> TrainingJob:
     options = TrainerOptions.of(
         model=model, parallel=ParallelConfig(data_parallel=2), schedule="1f1b", micro_batches=None, sync="allreduce",
         clip_norm=None, norm_type=2.0, precision="fp32", recompute="none",
-        accumulate=1, checkpoint=None, backend="tls", lr_schedule=None, seed=0,
+        accumulate=1, context_attention="all_gather", checkpoint=None, backend="tls", lr_schedule=None, seed=0,
     )  # fmt: skip
     captured = capture(model.module, torch.ones(4, 3), loss_weight="rows")
-    pieces = MeshPieces.of(captured, model, options.parallel, options.schedule)
+    pieces = MeshPieces.of(captured, model, options)
     return TrainingJob(
         connection=cast("Any", connection),
         model=model,

@@ -30,6 +30,8 @@ def trainer_of(session: Any, module: Any, parallel: ParallelConfig, **options: A
     [
         ParallelConfig(),
         ParallelConfig(data_parallel=2, pipeline_parallel=2, order="dp-pp-tp-cp"),
+        ParallelConfig(context_parallel=2),
+        ParallelConfig(data_parallel=2, pipeline_parallel=2, context_parallel=2, order="cp-dp-pp-tp"),
     ],
     ids=ParallelConfig.describe,
 )
@@ -45,6 +47,6 @@ def test_losses_norms_weights_and_gradients_equal_one_process(parallel: Parallel
         state = trainer.state_dict()
     assert history.losses == pytest.approx(losses, rel=1e-5)
     assert [step.grad_norm for step in history.steps] == pytest.approx(norms, rel=1e-5)
-    assert parity.max_relative_difference <= 1e-6
+    assert parity.max_relative_difference <= (1e-5 if parallel.context_parallel > 1 else 1e-6)
     assert models.worst_difference(state, reference) <= 1e-5
     assert models.worst_difference(dict(trainer.model.module.named_parameters()), reference) <= 1e-5

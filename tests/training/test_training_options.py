@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import pytest
@@ -11,7 +12,7 @@ from distensor.core import ParallelConfig
 from distensor.core.errors import ConfigError, UnsupportedOptionError
 from distensor.core.problems import SeveralProblemsError
 from distensor.core.schedules import Schedule
-from distensor.nn import DistributedModel
+from distensor.nn import DistributedModel, Replicate, Shard, ShardingSpec
 from distensor.training import Trainer
 from distensor.training.options import TrainerOptions
 
@@ -19,7 +20,8 @@ from distensor.training.options import TrainerOptions
 class Model:
     """Only what the options ask of a model."""
 
-    stage_count = 2
+    stage_count, tp_spec = 2, object()
+    placements: Mapping[str, Any] = {"weight": Shard(dim=0)}
 
 
 GOOD: dict[str, Any] = {
@@ -32,8 +34,8 @@ GOOD: dict[str, Any] = {
     "norm_type": 2.0,
     "precision": "fp32",
     "recompute": "none",
-    "context_attention": "all_gather",
     "accumulate": 1,
+    "context_attention": "all_gather",
     "checkpoint": None,
     "backend": "tls",
     "lr_schedule": None,
@@ -86,6 +88,7 @@ def test_an_option_that_is_not_built_yet_is_refused_by_name(keyword: str, value:
         ("micro_batches", 2.0),
         ("micro_batches", True),
         ("accumulate", 0),
+        ("context_attention", 2),
         ("accumulate", 1.5),
         ("norm_type", 3.0),
         ("norm_type", "2"),
@@ -127,3 +130,12 @@ def test_the_trainer_reports_its_own_keywords_along_with_them() -> None:
             optimizer="adamv", clip_norm=-1.0,
         )  # fmt: skip
     assert len(caught.value.problems) == 4
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"), [(None, "the model has no tp_spec"), (ShardingSpec({"weight": Replicate()}), "cuts nothing")]
+)
+def test_tensor_parallelism_without_a_cut_names_both(spec: ShardingSpec | None, says: str) -> None:
+    model = DistributedModel(nn.Linear(2, 2), tp_spec=spec)
+    with pytest.raises(ConfigError, match=rf"tensor_parallel=2(.|\n)*{says}.*Shard"):
+        options(model=model, parallel=ParallelConfig(tensor_parallel=2))

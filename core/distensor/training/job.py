@@ -99,9 +99,7 @@ class TrainingJob:
         """
         captured = capture(model.module, example, loss=loss, loss_weight=loss_weight, precision=options.precision)
         check_recompute(options.recompute, [node.module for node in captured.nodes])
-        pieces = MeshPieces.of(
-            captured, model, options.parallel, options.schedule, options.sync, options.context_attention
-        )
+        pieces = MeshPieces.of(captured, model, options)
         connection = session.open_job(
             name=name,
             parallel=options.parallel,

@@ -19,6 +19,7 @@ from distensor.core.compute import (
 from distensor.core.errors import ConfigError, UnsupportedOptionError
 from distensor.core.problems import Problems, nearest_name
 from distensor.core.schedules import Schedule, check_pipeline_sizes, check_schedule, parse_schedule
+from distensor.nn import Shard
 from distensor.optim import parse_lr_schedule
 from distensor.optim.clipping import NormType, parse_norm_type
 from distensor.sync import Sync
@@ -88,6 +89,7 @@ class TrainerOptions:
         problems = Problems()
         for keyword, value in choices.items():
             problems.check(_check_choice, keyword, value)
+        problems.check(_check_tensor_parallel, parallel, model)
         problems.check(_check_axis, parallel, "tensor_parallel")
         problems.check(parse_lr_schedule, lr_schedule)
         problems.check(check_pipeline_sizes, ranks=parallel.pipeline_parallel, stages=model.stage_count)
@@ -120,6 +122,18 @@ def _check_choice(keyword: str, value: object) -> None:
         raise UnsupportedOptionError(f"{keyword}={value!r} is not implemented in this version; use {choices}")
     near = nearest_name(value, [name for name in (*allowed, *planned) if isinstance(name, str)])
     raise ConfigError(f"{keyword}={value!r}: expected {choices}{near}")
+
+
+def _check_tensor_parallel(parallel: ParallelConfig, model: DistributedModel) -> None:
+    """What is cut is declared, never guessed."""
+    size = parallel.tensor_parallel
+    if size == 1 or any(isinstance(placement, Shard) for placement in model.placements.values()):
+        return
+    what = "the model has no tp_spec" if model.tp_spec is None else "the model's tp_spec cuts nothing"
+    raise ConfigError(
+        f"tensor_parallel={size}, but {what}: name the weights to cut with Shard(dim=...) "
+        "(ds.nn.suggest_sharding(module) prints a proposal), or use tensor_parallel=1"
+    )
 
 
 def _check_axis(parallel: ParallelConfig, keyword: str) -> None:

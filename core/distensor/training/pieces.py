@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from distensor.core import Coordinates, ParallelConfig, RankLayout
-from distensor.core.compute import ContextAttention
 from distensor.core.schedules import Schedule, stages_of_rank
 from distensor.nn import Shard
 from distensor.program import Source, cut, partition
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from distensor.nn import DistributedModel
     from distensor.program import Captured, Cut, StageProgram
     from distensor.program.values import WeightSpec
+    from distensor.training.options import TrainerOptions
     from distensor.training.replies import Layout, Reply
 
 TiedHolders: TypeAlias = Sequence[tuple[int, str]]
@@ -43,29 +43,22 @@ class MeshPieces:
     sync: Sync = Sync.ALLREDUCE
 
     @classmethod
-    def of(
-        cls,
-        captured: Captured,
-        model: DistributedModel,
-        parallel: ParallelConfig,
-        schedule: Schedule,
-        sync: Sync = Sync.ALLREDUCE,
-        attention: ContextAttention = ContextAttention.ALL_GATHER,
-    ) -> MeshPieces:
-        """Partition along tp and cp (keys and values move by `attention`), then cut into stages.
+    def of(cls, captured: Captured, model: DistributedModel, options: TrainerOptions) -> MeshPieces:
+        """Partition along tp and cp, then cut into stages.
 
         Raises:
             ShardingError, StageMappingError, CaptureError, BatchError, ConfigError: the model cannot be cut like this.
         """
+        parallel = options.parallel
         parts = partition(
             captured,
             _dims(model),
             tensor=parallel.tensor_parallel,
             context=parallel.context_parallel,
-            attention=attention,
+            attention=options.context_attention,
         )
         cuts = {place: cut(graph, model.stages) for place, graph in parts.graphs.items()}
-        return cls(parallel=parallel, schedule=schedule, cuts=cuts, layouts=parts.layouts, sync=sync)
+        return cls(parallel=parallel, schedule=options.schedule, cuts=cuts, layouts=parts.layouts, sync=options.sync)
 
     @property
     def first(self) -> Cut:

@@ -161,7 +161,7 @@ def _pieces(
     options: TrainerOptions,
 ) -> MeshPieces:
     captured = capture(model.module, batch, loss=loss, loss_weight=loss_weight, precision=options.precision)
-    return MeshPieces.of(captured, model, options.parallel, options.schedule, options.sync, options.context_attention)
+    return MeshPieces.of(captured, model, options)
 
 
 def _predict(pieces: MeshPieces, options: TrainerOptions, batch: Any, mesh: Reading[Mesh], problems: Problems) -> Plan:
