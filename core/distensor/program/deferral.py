@@ -36,9 +36,10 @@ class WeightGradients:
                     before = sums.get(id(weight))
                     sums[id(weight)] = (weight, gradient if before is None else before[1] + gradient)
             del makers
-            weights, gradients = zip(*sums.values(), strict=True)
+            weights, gradients = [weight for weight, _ in sums.values()], [gradient for _, gradient in sums.values()]
             sums.clear()
-            torch.autograd.backward(weights, gradients)
+            if weights:
+                torch.autograd.backward(weights, gradients)
 
 
 class Deferral:
