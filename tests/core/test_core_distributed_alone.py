@@ -114,7 +114,7 @@ def launched(pipe: Connection, rank: int, world_size: int, port: int) -> None:
     """One process of a launch on a machine that reports 8 devices."""
     torch.cuda.device_count = lambda: 8
     place = {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    minutes = 0.5 if world_size == 2 else 0.02
+    minutes = 0.5 if world_size == 2 else 0.05
     engine = SimpleNamespace(distributed_backend="gloo", distributed_timeout_minutes=minutes, cp_size=1, pp_size=2)
     pipe.send("ready")
     pipe.recv()
@@ -159,7 +159,7 @@ def test_the_number_of_devices_is_not_the_number_of_processes() -> None:
 def test_processes_that_never_came_are_named() -> None:
     """TOP-03, second part."""
     answers, codes = launch(4)
-    assert answers[0] == "expected 4 ranks, joined 2 within 1.2 s; missing: ranks 2, 3"
+    assert answers[0] == "expected 4 ranks, joined 2 within 3 s; missing: ranks 2, 3"
     assert answers[1] in (answers[0], "expected 4 ranks; the store at rank 0 ended before all had joined")
     assert codes == [1, 1]
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from group_pool import GroupPool
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
 
 import distensor.core.distributed as helpers
 from distensor.core.distributed.agreement import set_timeout
@@ -116,7 +117,7 @@ def late(rank: int) -> str:
     group = dist.new_group([1, 2, 3])
     if rank == 0:
         return ""
-    set_timeout(group, timedelta(milliseconds=200))
+    set_timeout(group, timedelta(seconds=1.5))
     if rank < 3:
         with pytest.raises(TransportTimeoutError) as caught:
             helpers.cat_outputs_cp(torch.zeros(1), 0, group)
@@ -126,7 +127,7 @@ def late(rank: int) -> str:
 
 def test_a_rank_that_stays_away_is_named(four: GroupPool) -> None:
     found = four.run(late)
-    assert found[1] == found[2] == "cat_outputs_cp: rank 3 of the group [1, 2, 3] did not take part within 0.2 s"
+    assert found[1] == found[2] == "cat_outputs_cp: rank 3 of the group [1, 2, 3] did not take part within 1.5 s"
 
 
 LENGTHS = [1, 0, 3, 2]
@@ -239,6 +240,39 @@ def not_in_the_group(rank: int) -> str:
 
 def test_a_rank_outside_the_group_is_told_so(four: GroupPool) -> None:
     assert four.run(not_in_the_group)[:3] == ["here"] * 3
+
+
+def sharded_models(rank: int) -> Any:
+    """Replicas along 'replicate', shards along 'shard': each rank broadcasts and averages what it holds itself."""
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    models = []
+    for value in (10.0 + rank, 1.0):
+        model = nn.Linear(3, 5, bias=False)
+        whole = torch.full((5, 3), value)
+        local = DTensor.from_local(whole[:3] if rank % 2 == 0 else whole[3:], mesh["shard"], [Shard(0)])
+        model.weight = nn.Parameter(local)
+        models.append(model)
+    source, average = models
+    helpers.broadcast_dtensor_model_states(source, mesh)
+    helpers.DTensorFastEmaModelUpdater().update_average(source, average, beta=0.5)
+    return [helpers.get_local_tensor_if_dtensor(model.weight).detach() for model in models]
+
+
+def test_dtensors_are_broadcast_and_averaged_shard_by_shard(four: GroupPool) -> None:
+    for rank, (source, average) in enumerate(four.run(sharded_models)):
+        assert source.shape == ((3, 3) if rank % 2 == 0 else (2, 3))
+        assert source.unique().tolist() == [10.0 + rank % 2]
+        assert average.unique().tolist() == [(1 + 10.0 + rank % 2) / 2]
+
+
+def models_that_differ(rank: int) -> str:
+    mesh = dist.init_device_mesh("cpu", (4,), mesh_dim_names=("replicate",))
+    model = nn.Linear(2, 3 if rank == 1 else 2)
+    return words_of(lambda: helpers.broadcast_dtensor_model_states(model, mesh))
+
+
+def test_models_that_differ_are_not_broadcast(four: GroupPool) -> None:
+    assert all("the models differ; every rank" in words for words in four.run(models_that_differ))
 
 
 WIDTH, MICRO_ROWS = 4, (3, 1, 2, 2, 1, 3)
