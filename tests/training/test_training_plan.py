@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import distensor as ds
 from distensor.core import DeviceId, Generation, Unavailable
 from distensor.core.control import DeviceInfo, DeviceKind, Mesh, MeshNode, NodeInfo
-from distensor.core.errors import CaptureError, ConfigError
+from distensor.core.errors import CaptureError, ConfigError, PlacementError
 from distensor.core.pipeline_simulation import ideal_bubble
 from distensor.core.problems import SeveralProblemsError
 from distensor.core.reading import Reading
@@ -124,7 +124,9 @@ def test_too_few_workers_and_too_little_memory_are_both_named() -> None:
     with pytest.raises(SeveralProblemsError) as caught:
         plan.check()
     said = str(caught.value)
-    assert "dp 4 x tp 1 x pp 2 x cp 1 = 8 ranks, and the mesh has 5 free workers: lower data_parallel to 2" in said
+    assert all(isinstance(problem, PlacementError) for problem in plan.problems)
+    assert "1. dp 4 x tp 1 x pp 2 x cp 1 = 8 ranks, and the mesh has 5 free workers" in said
+    assert "(known nodes that are not connected: 1): lower data_parallel to 2, or connect 3 more workers" in said
     assert "rank 0 needs 2.25 KiB for weights, gradients and optimizer; the largest device has 1.95 KiB free" in said
     assert str(plan).count("\ncannot run: ") == 2
 

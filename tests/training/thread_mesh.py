@@ -15,8 +15,8 @@ from typing import Any, cast
 from torch import Tensor
 from transport_kit import JOB, Authority, mesh
 
-from distensor.core import DRIVER_RANK, SYSTEM_CLOCK, DeviceId, Epoch, ParallelConfig, Rank, RankLayout
-from distensor.core.control import DeviceKind
+from distensor.core import DRIVER_RANK, SYSTEM_CLOCK, DeviceId, Epoch, Generation, ParallelConfig, Rank, RankLayout
+from distensor.core.control import DeviceKind, Mesh, MeshNode, NodeInfo
 from distensor.node.engine import ShardEngine
 from distensor.node.groups import make_groups
 from distensor.node.ipc import Emitter, Mailbox, WorkerAssignment
@@ -148,6 +148,11 @@ class _Hub:
     def report_units(self, units: Sequence[Any]) -> None: ...
 
 
+def _node(workers: int) -> MeshNode:
+    info = NodeInfo(name="threads", host="127.0.0.1", version="0", devices=())
+    return MeshNode(info=info, connected=True, free_slots=workers, seconds_since_heartbeat=0.0)
+
+
 class ThreadSession:
     """What `Session` is to a trainer: every job gets the same planes."""
 
@@ -159,6 +164,9 @@ class ThreadSession:
         # One for all jobs, since they number their requests on the same planes.
         self._servers = [SnapshotServer(planes[rank]) for rank in range(len(planes) - 1)]
         self._reader = SnapshotReader(planes[DRIVER_RANK])
+
+    def query_mesh(self) -> Mesh:
+        return Mesh(generation=Generation(1), nodes=(_node(len(self.planes) - 1),))
 
     def open_job(self, *, parallel: ParallelConfig, **others: Any) -> Any:
         assert parallel.world_size == len(self.planes) - 1, "the mesh was opened for another number of ranks"

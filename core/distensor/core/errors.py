@@ -4,6 +4,7 @@ DistensorError
 +-- UserError (also ValueError)     what the caller wrote cannot work; nothing has been sent
 |   +-- ConfigError                 sizes, keywords, settings
 |   |   +-- UnsupportedOptionError  a known option that this version does not implement
+|   |   +-- MeshTooSmallError       the mesh cannot carry it (also PlacementError, which the hub would say)
 |   +-- StageMappingError           patterns against modules and parameters
 |   +-- ShardingError               ShardingSpec against parameters
 |   +-- BatchError                  a batch that the declared cut cannot take
@@ -122,6 +123,10 @@ class AuthenticationError(ControlError):
 
 class PlacementError(ControlError):
     """The mesh cannot carry the job as declared."""
+
+
+class MeshTooSmallError(ConfigError, PlacementError):
+    """The mesh has too few workers or too little memory for what was declared; no worker has been asked."""
 
 
 class StaleEpochError(ControlError):

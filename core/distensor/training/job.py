@@ -13,13 +13,11 @@ from distensor.core import DRIVER_RANK, Axis, Clock, RankLayout
 from distensor.core.control import JobState, Topology, Unit, UnitKey
 from distensor.optim import OptimizerSpec
 from distensor.optim.updater import kept_dtype
-from distensor.program import capture
-from distensor.program.recomputation import check_recompute
+from distensor.training.admission import admit
 from distensor.training.batches import row_count, row_major, split_rows
 from distensor.training.checkpoint_model import model_tensors
 from distensor.training.job_snapshot import JobSnapshot, copy_seconds, state_for, wholes_of
 from distensor.training.pacing import PipelinePacer
-from distensor.training.pieces import MeshPieces
 from distensor.training.receipts import ReceiptSender
 from distensor.training.replies import (
     LinkBytes,
@@ -40,6 +38,7 @@ if TYPE_CHECKING:
     from distensor.training.checkpoint_folder import Saved
     from distensor.training.connection import JobConnection
     from distensor.training.options import TrainerOptions
+    from distensor.training.pieces import MeshPieces
     from distensor.training.replies import Layout, StepReply
     from distensor.training.sessions import Session
 
@@ -94,12 +93,10 @@ class TrainingJob:
         """Capture and cut the model, place the job, ship the stages, and the optimizer state of `restored`.
 
         Raises:
-            CaptureError, StageMappingError, BatchError: before anything is sent.
+            UserError: the model cannot be cut, or the mesh cannot carry it; no worker has been asked.
             PlacementError, WorkerLostError, ProgramRejectedError: as `JobConnection` does.
         """
-        captured = capture(model.module, example, loss=loss, loss_weight=loss_weight, precision=options.precision)
-        check_recompute(options.recompute, [node.module for node in captured.nodes])
-        pieces = MeshPieces.of(captured, model, options)
+        pieces = admit(session.query_mesh(), model, options, example, loss, loss_weight)
         connection = session.open_job(
             name=name,
             parallel=options.parallel,

@@ -21,8 +21,9 @@ class RankPlan:
 
     `forward_flops` and `activation_bytes` are of one micro-batch: the floating-point operations of matrix products,
     convolutions and attention, and the bytes that a forward pass allocates, temporary ones included, so that real
-    memory is less. `fixed_bytes` are weights, gradients and two states of an optimizer such as AdamW;
-    with sync="zero3" a replica's part of all four, and weights and gradients of the largest stage.
+    memory is less, and less again with recomputation. `fixed_bytes` are weights, gradients and two states of an
+    optimizer such as AdamW; with sync="zero3" a replica's part of all four, and weights and gradients of the largest
+    stage.
     """
 
     rank: int

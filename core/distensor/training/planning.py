@@ -11,15 +11,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from distensor.core import ParallelConfig, Unavailable
 from distensor.core.control import Mesh
-from distensor.core.errors import ConfigError, SessionError
+from distensor.core.errors import SessionError
 from distensor.core.pipeline_simulation import StageSeconds, simulate
 from distensor.core.problems import Problems
 from distensor.core.reading import Reading
 from distensor.core.schedules import actions_of_rank, rank_of_stage
-from distensor.core.table import bytes_text
-from distensor.program import capture
 from distensor.program.shapes import Cost, check_shapes
 from distensor.program.values import Limits
+from distensor.training.admission import check_memory, check_workers, cut_for
 from distensor.training.batches import row_count, row_major, split_rows
 from distensor.training.options import TrainerOptions
 from distensor.training.pieces import MeshPieces
@@ -65,58 +64,15 @@ def plan(
     """
     problems = Problems()
     seen = _mesh(mesh)
-    if not isinstance(seen, Unavailable):
-        problems.check(check_workers, parallel, seen)
+    problems.check(check_workers, parallel, seen)
     options = problems.check(_options, model, parallel, schedule, micro_batches, precision, sync)
-    pieces = None if options is None else problems.check(_pieces, model, batch, loss, loss_weight, options)
+    pieces = None if options is None else problems.check(cut_for, model, options, batch, loss, loss_weight)
     if options is None or pieces is None:
         problems.report()
     assert options is not None, "no problem was reported"
     assert pieces is not None, "no problem was reported"
-    if not isinstance(seen, Unavailable):
-        problems.check(check_memory, pieces.bytes_per_rank(), seen)
+    problems.check(check_memory, pieces.bytes_per_rank(), seen)
     return _predict(pieces, options, batch, seen, problems)
-
-
-def check_workers(parallel: ParallelConfig, mesh: Mesh) -> None:
-    """Raise ConfigError unless every rank finds a free worker."""
-    free, needed = mesh.available_workers, parallel.world_size
-    if needed <= free:
-        return
-    raise ConfigError(
-        f"{parallel.describe()} = {needed} ranks, and the mesh has {free} free workers: {_smaller(parallel, free)}"
-    )
-
-
-def check_memory(bytes_per_rank: Sequence[int], mesh: Mesh) -> None:
-    """Raise ConfigError where weights, gradients and optimizer alone are more than the mesh has.
-
-    Activations come on top; they are predicted as an upper bound only, so nothing is refused for them.
-    """
-    readings = [device.free_bytes for device in mesh.devices if device.unusable is None]
-    free = [reading for reading in readings if not isinstance(reading, Unavailable)]
-    if not free or len(free) < len(readings):
-        return
-    largest, total = max(bytes_per_rank), sum(bytes_per_rank)
-    what = "weights, gradients and optimizer"
-    more = "use more pipeline stages or more tensor_parallel, so that each rank holds less"
-    if largest > max(free):
-        raise ConfigError(
-            f"rank {list(bytes_per_rank).index(largest)} needs {bytes_text(largest)} for {what}; the largest device "
-            f"has {bytes_text(max(free))} free: {more}"
-        )
-    if total > sum(free):
-        raise ConfigError(
-            f"all ranks together need {bytes_text(total)} for {what}; the mesh has {bytes_text(sum(free))} free: lower "
-            f"data_parallel, since each replica holds the whole model"
-        )
-
-
-def _smaller(parallel: ParallelConfig, free: int) -> str:
-    replica = parallel.world_size // parallel.data_parallel
-    if replica <= free:
-        return f"lower data_parallel to {free // replica}, or connect {parallel.world_size - free} more workers"
-    return f"one replica alone takes {replica}; lower the other axes to a product of at most {free}"
 
 
 def _mesh(mesh: Mesh | None) -> Reading[Mesh]:
@@ -151,17 +107,6 @@ def _options(
         seed=0,
         sync=sync,
     )
-
-
-def _pieces(
-    model: DistributedModel,
-    batch: Any,
-    loss: Callable[[Any, Any], Tensor] | None,
-    loss_weight: LossWeight,
-    options: TrainerOptions,
-) -> MeshPieces:
-    captured = capture(model.module, batch, loss=loss, loss_weight=loss_weight, precision=options.precision)
-    return MeshPieces.of(captured, model, options)
 
 
 def _predict(pieces: MeshPieces, options: TrainerOptions, batch: Any, mesh: Reading[Mesh], problems: Problems) -> Plan:
