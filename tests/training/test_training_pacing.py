@@ -137,7 +137,13 @@ def test_slow_links_deepen_the_warm_up_and_change_no_number(caplog: pytest.LogCa
             results = train(session, "1f1b")
         for plane in slow.values():
             plane.close()
+        measures = session.measures
     assert [result.loss for result in results] == [result.loss for result in reference]
     assert [result.warm_up for result in results[:4]] == [()] * 4
     assert results[4].warm_up > (2, 1, 0)
     assert "1F1B warm-up" in caplog.text
+    neighbours = [("node 0", "node 1"), ("node 1", "node 0"), ("node 1", "node 2"), ("node 2", "node 1")]
+    assert sorted(measures.links) == neighbours
+    assert min(link.latency for link in measures.links.values()) >= 0.02
+    assert sorted(measures.speed) == ["node 0", "node 1", "node 2"]
+    assert min(measures.speed.values()) > 0

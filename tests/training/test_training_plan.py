@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import distensor as ds
-from distensor.core import DeviceId, Generation, Unavailable
-from distensor.core.control import DeviceInfo, DeviceKind, Mesh, MeshNode, NodeInfo
+from distensor.core import SYSTEM_CLOCK, DeviceId, Generation, Unavailable
+from distensor.core.control import DeviceInfo, DeviceKind, Mesh, MeshMeasures, MeshNode, NodeInfo
 from distensor.core.errors import CaptureError, ConfigError, PlacementError
-from distensor.core.pipeline_simulation import ideal_bubble
+from distensor.core.pipeline_simulation import LinkSeconds, ideal_bubble
 from distensor.core.problems import SeveralProblemsError
 from distensor.core.reading import Reading
 from distensor.core.table import bytes_text, count_text, table
+from distensor.training import Session
 
 WIDTH, ROWS = 8, 12
 PARAMETERS = WIDTH * WIDTH + WIDTH
@@ -181,9 +185,30 @@ def test_a_mesh_prints_what_is_known_and_says_what_is_not_measured() -> None:
         "node  device  kind  slots  memory    free      free workers",
         "desk  cpu 0   cpu       2  16.0 GiB  2.00 GiB  3",
         "desk  cpu 1   cpu       2  16.0 GiB  unknown",
-        f"links: {seen.links.reason}",
-        f"speed: {seen.measured_speed.reason}",
+        f"links and speed: {seen.links.reason}",
     ]
+
+
+def test_a_mesh_shows_what_a_job_has_measured() -> None:
+    link = LinkSeconds(latency=0.02, occupied=0.005)
+    seen = dataclasses.replace(mesh(3), measures=MeshMeasures(links={("desk", "shed"): link}, speed={"desk": 2.5e9}))
+    assert seen.links == {("desk", "shed"): link}
+    assert seen.measured_speed == {"desk": 2.5e9}
+    assert str(seen).splitlines()[-4:] == [
+        "from  to    latency   one message",
+        "desk  shed  20.00 ms  25.00 ms",
+        "node  measured speed",
+        "desk  2.50GFLOP/s",
+    ]
+
+
+def test_a_session_adds_what_its_jobs_have_measured_to_what_the_hub_knows() -> None:
+    hub = cast("Any", SimpleNamespace(query_mesh=lambda: mesh(3)))
+    session = Session(client=hub, cluster=None, clock=SYSTEM_CLOCK)
+    assert session.query_mesh() == mesh(3)
+    measures = MeshMeasures(links={}, speed={"desk": 1.0})
+    session.note_measures(measures)
+    assert session.query_mesh() == dataclasses.replace(mesh(3), measures=measures)
 
 
 def test_memory_that_nobody_can_tell() -> None:

@@ -15,8 +15,18 @@ from typing import Any, cast
 from torch import Tensor
 from transport_kit import JOB, Authority, mesh
 
-from distensor.core import DRIVER_RANK, SYSTEM_CLOCK, DeviceId, Epoch, Generation, ParallelConfig, Rank, RankLayout
-from distensor.core.control import DeviceKind, Mesh, MeshNode, NodeInfo
+from distensor.core import (
+    DRIVER_RANK,
+    SYSTEM_CLOCK,
+    DeviceId,
+    Epoch,
+    Generation,
+    NodeId,
+    ParallelConfig,
+    Rank,
+    RankLayout,
+)
+from distensor.core.control import DeviceKind, Member, Mesh, MeshNode, NodeInfo, Topology
 from distensor.node.engine import ShardEngine
 from distensor.node.groups import make_groups
 from distensor.node.ipc import Emitter, Mailbox, WorkerAssignment
@@ -77,6 +87,15 @@ class ThreadConnection:
         for rank, runtime in enumerate(self._runtimes):
             runtime._snapshots = servers[rank]
         self.snapshots = reader
+
+    @property
+    def topology(self) -> Topology:
+        members = tuple(
+            Member(rank=Rank(rank), node_id=NodeId(f"n{rank}"), node_name=f"node {rank}", host="127.0.0.1", port=1)
+            for rank in self.ranks
+        )
+        parallel = self._layout.config
+        return Topology(job_id=JOB, job_name="test", epoch=Epoch(1), parallel=parallel, members=members)
 
     def _assignment(self, parallel: ParallelConfig, rank: int) -> WorkerAssignment:
         return WorkerAssignment(
@@ -164,6 +183,7 @@ class ThreadSession:
         # One for all jobs, since they number their requests on the same planes.
         self._servers = [SnapshotServer(planes[rank]) for rank in range(len(planes) - 1)]
         self._reader = SnapshotReader(planes[DRIVER_RANK])
+        self.measures: Any = None
 
     def query_mesh(self) -> Mesh:
         return Mesh(generation=Generation(1), nodes=(_node(len(self.planes) - 1),))
@@ -172,6 +192,9 @@ class ThreadSession:
         assert parallel.world_size == len(self.planes) - 1, "the mesh was opened for another number of ranks"
         self.connections.append(ThreadConnection(parallel, self.planes, self._servers, self._reader))
         return self.connections[-1]
+
+    def note_measures(self, measures: Any) -> None:
+        self.measures = measures
 
     def attach(self, job: Any) -> None: ...
 

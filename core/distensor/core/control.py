@@ -8,8 +8,9 @@ from enum import StrEnum
 
 from distensor.core.ids import DeviceId, Epoch, Generation, JobId, NodeId, Rank, WorkerId
 from distensor.core.parallel import ParallelConfig
+from distensor.core.pipeline_simulation import LinkSeconds
 from distensor.core.reading import Reading, Unavailable
-from distensor.core.table import bytes_text, table
+from distensor.core.table import bytes_text, count_text, table
 
 
 class DeviceKind(StrEnum):
@@ -86,11 +87,24 @@ class MeshNode:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MeshMeasures:
+    """What the ranks of a job have measured, by the names of their nodes.
+
+    `links` are seconds of one message of the pipeline, (from, to); `speed` is floating-point operations a second of
+    one rank, the mean of those on the node.
+    """
+
+    links: Mapping[tuple[str, str], LinkSeconds]
+    speed: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Mesh:
-    """Everything a trainer may place work on."""
+    """Everything a trainer may place work on. `measures` are the session's own; the hub has none."""
 
     generation: Generation
     nodes: tuple[MeshNode, ...]
+    measures: MeshMeasures | None = None
 
     @property
     def available_workers(self) -> int:
@@ -108,14 +122,14 @@ class Mesh:
         return sum(readings) if readings else Unavailable(reason="no connected node can tell")
 
     @property
-    def links(self) -> Reading[Mapping[tuple[str, str], float]]:
-        """Seconds of one message between two nodes, by their names."""
-        return Unavailable(reason="not measured yet: the hub sends no data between nodes")
+    def links(self) -> Reading[Mapping[tuple[str, str], LinkSeconds]]:
+        """Seconds of one message of a pipeline between two nodes, (from, to)."""
+        return NOT_MEASURED if self.measures is None else self.measures.links
 
     @property
     def measured_speed(self) -> Reading[Mapping[str, float]]:
-        """Operations each second, by node."""
-        return Unavailable(reason="not measured yet: the hub runs no work on nodes")
+        """Floating-point operations a second of one rank, by node."""
+        return NOT_MEASURED if self.measures is None else self.measures.speed
 
     def __str__(self) -> str:
         rows = [
@@ -127,9 +141,21 @@ class Mesh:
             f"{self.available_workers} workers can be placed on {sum(n.connected for n in self.nodes)} connected nodes",
             table(("node", "device", "kind", "slots", "memory", "free", "free workers"), rows),
         ]
-        for name, reading in (("links", self.links), ("speed", self.measured_speed)):
-            lines.append(f"{name}: {reading.reason if isinstance(reading, Unavailable) else dict(reading)}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *_measure_lines(self.measures)])
+
+
+NOT_MEASURED = Unavailable(reason="not measured yet: the ranks of a 1F1B pipeline measure it in their first steps")
+
+
+def _measure_lines(measures: MeshMeasures | None) -> list[str]:
+    if measures is None:
+        return [f"links and speed: {NOT_MEASURED.reason}"]
+    links = [
+        (one, other, f"{link.latency * 1e3:.2f} ms", f"{link.total * 1e3:.2f} ms")
+        for (one, other), link in measures.links.items()
+    ]
+    speeds = [(node, f"{count_text(speed)}FLOP/s") for node, speed in measures.speed.items()]
+    return [table(("from", "to", "latency", "one message"), links), table(("node", "measured speed"), speeds)]
 
 
 def _marked(node: MeshNode) -> list[tuple[DeviceInfo, bool]]:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from distensor.core import DRIVER_RANK, Axis, Clock, RankLayout
-from distensor.core.control import JobState, Topology, Unit, UnitKey
+from distensor.core.control import JobState, MeshMeasures, Topology, Unit, UnitKey
 from distensor.optim import OptimizerSpec
 from distensor.optim.updater import kept_dtype
 from distensor.training.admission import admit
 from distensor.training.batches import row_count, row_major, split_rows
 from distensor.training.checkpoint_model import model_tensors
 from distensor.training.job_snapshot import JobSnapshot, copy_seconds, state_for, wholes_of
+from distensor.training.measures import mesh_measures
 from distensor.training.pacing import PipelinePacer
 from distensor.training.receipts import ReceiptSender
 from distensor.training.replies import (
@@ -59,6 +60,7 @@ class TrainingJob:
         options: TrainerOptions,
         receipts: ReceiptSender,
         clock: Clock,
+        note_measures: Callable[[MeshMeasures], None],
         optimizer: OptimizerSpec | None = None,
     ) -> None:
         self._optimizer = optimizer
@@ -69,6 +71,8 @@ class TrainingJob:
         self._options = options
         self._receipts = receipts
         self._clock = clock
+        self._note_measures = note_measures
+        self._measured = False
         self._layout = RankLayout(options.parallel)
         self._row_inputs = row_major(pieces.first.batch_inputs)
         self._pacer = PipelinePacer(parallel=options.parallel, schedule=options.schedule, stages=options.stages)
@@ -111,6 +115,7 @@ class TrainingJob:
             receipts=ReceiptSender(session.client, session.clock),
             clock=session.clock,
             optimizer=optimizer,
+            note_measures=session.note_measures,
         )
         try:
             job._load(optimizer)
@@ -168,11 +173,21 @@ class TrainingJob:
         result = _step_result(number, lr, answers, seconds, after[0] - before[0], after[1] - before[1], depths)
         figures = {reply.rank: answer.figures for reply, answer in zip(replies, answers, strict=True)}
         self._pacer.observe(figures, max(map(len, parts)))
+        self._tell_measures(parts)
         self._rank_links = {reply.rank: answer.links for reply, answer in zip(replies, answers, strict=True)}
         if committed:
             self._tokens_per_second = result.tokens_per_second
             self._report_units(number, [len(part) for part in parts])
         return result, committed
+
+    def _tell_measures(self, parts: Sequence[Sequence[Mapping[str, Tensor]]]) -> None:
+        """Once, when the ranks have measured themselves and their links."""
+        figures = self._pacer.figures
+        if figures and not self._measured:
+            rows = [len(part[self._row_inputs[0]]) for own in parts for part in own]
+            mean = max(1, round(sum(rows) / len(rows)))
+            self._note_measures(mesh_measures(self._pieces, self.topology, figures, mean))
+            self._measured = True
 
     def _report_units(self, step: int, micro_batches: Sequence[int]) -> None:
         units = [

@@ -42,6 +42,14 @@ class PipelinePacer:
         """Forwards ahead on each rank; empty while the schedule's own are used."""
         return () if self.choice is None else self.choice.depths
 
+    @property
+    def figures(self) -> dict[int, RankFigures]:
+        """What each rank measured, the mean of the steps; empty until that is done."""
+        if len(self._measured) < MEASURED_STEPS:
+            return {}
+        ranks = sorted({rank for step in self._measured for rank in step})
+        return {rank: _mean([step[rank] for step in self._measured if rank in step]) for rank in ranks}
+
     def order(self) -> dict[str, Any]:
         """Words of the `step` command."""
         return {

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.flop_counter import FlopCounterMode
-
 from distensor.core import ParallelConfig, Unavailable
 from distensor.core.control import Mesh
 from distensor.core.errors import SessionError
@@ -16,10 +14,9 @@ from distensor.core.pipeline_simulation import StageSeconds, simulate
 from distensor.core.problems import Problems
 from distensor.core.reading import Reading
 from distensor.core.schedules import actions_of_rank, rank_of_stage
-from distensor.program.shapes import Cost, check_shapes
-from distensor.program.values import Limits
 from distensor.training.admission import check_memory, check_workers, cut_for
 from distensor.training.batches import row_count, row_major, split_rows
+from distensor.training.counting import count
 from distensor.training.options import TrainerOptions
 from distensor.training.pieces import MeshPieces
 from distensor.training.plan_report import Plan, RankPlan
@@ -29,13 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from distensor.nn import DistributedModel
-    from distensor.program import StageProgram
     from distensor.program.losses import LossWeight
-
-NO_LIMITS = Limits(max_bytes=1 << 62, max_work=math.inf)
-"""What is planned is the user's own model: it is measured, not refused."""
-ROWS = "batch"
-"""How capture names the dim of the rows."""
+    from distensor.program.shapes import Cost
 
 
 def plan(
@@ -115,7 +107,7 @@ def _predict(pieces: MeshPieces, options: TrainerOptions, batch: Any, mesh: Read
     rows = row_count(flat, row_major(first.batch_inputs))
     split = split_rows(rows, replicas=parallel.data_parallel, micro_batches=options.micro_batches)
     most, micro_batches = max(split.sizes), max(split.micro_batches)
-    costs = {place: [_measure(program, most) for program in pieces.cuts[place].programs] for place in pieces.cuts}
+    costs = {place: [count(program, most) for program in pieces.cuts[place].programs] for place in pieces.cuts}
     seconds = [max(flops, 1) for flops, _ in costs[0, 0]]
     lists = [
         actions_of_rank(
@@ -169,11 +161,3 @@ def _rank_plan(
         activation_bytes=max(cost.activation_bytes for _, cost in own),
         in_flight=in_flight[place.pp],
     )
-
-
-def _measure(program: StageProgram, rows: int) -> tuple[int, Cost]:
-    """(floating-point operations, cost) of a forward pass over so many rows, on the meta device."""
-    dims = {dim.name: rows if dim.name == ROWS else dim.example for dim in program.dims}
-    with FlopCounterMode(display=False) as counter:
-        cost = check_shapes(program, NO_LIMITS, dims)
-    return counter.get_total_flops(), cost

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import os
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from distensor.comm import HubClient
 from distensor.core import SYSTEM_CLOCK, Clock, ParallelConfig
-from distensor.core.control import Mesh
+from distensor.core.control import Mesh, MeshMeasures
 from distensor.core.errors import ConfigError, SessionError, UnsupportedOptionError
 from distensor.training.connection import JobConnection
 from distensor.training.local import LocalCluster
@@ -44,9 +45,15 @@ class Session:
         self.clock = clock
         self._jobs: list[Job] = []
         self._closed = False
+        self._measures: MeshMeasures | None = None
 
     def query_mesh(self) -> Mesh:
-        return self.client.query_mesh()
+        """What the hub knows, and what a job of this session has measured."""
+        return dataclasses.replace(self.client.query_mesh(), measures=self._measures)
+
+    def note_measures(self, measures: MeshMeasures) -> None:
+        """The newest job's; they are kept when it has ended."""
+        self._measures = measures
 
     def open_job(
         self, *, name: str, parallel: ParallelConfig, bytes_per_rank: tuple[int, ...], largest_tensor: int
