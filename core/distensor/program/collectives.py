@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from distensor.program.axes import AxisGroup, Reduction
+from distensor.program.vocabulary import cross_entropy
 
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -260,5 +261,6 @@ COLLECTIVES: Mapping[str, Callable[..., Any]] = {
     "dist.collect.default": collect,
     "dist.split.default": split,
     "dist.scatter.default": scatter,
+    "dist.cross_entropy.default": cross_entropy,
 }
 """Each takes the group of its axis first."""

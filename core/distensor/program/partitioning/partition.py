@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from distensor.core.compute import ContextAttention, parse_context_attention
-from distensor.core.errors import UnsupportedOptionError
 from distensor.core.layouts import WeightLayout
 from distensor.core.sequence import HeadTail
 from distensor.program.capturing import Captured
 from distensor.program.context import cut_sequence
+from distensor.program.partitioning.rewriter import Gathered
+from distensor.program.partitioning.tensor import cut_weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +23,8 @@ class Partition:
     graphs: Mapping[tuple[int, int], Captured]
     layouts: Mapping[str, WeightLayout]
     """Weights that are cut on tp; all others are the same on every rank."""
+    gathers: tuple[Gathered, ...] = ()
+    """Cut values that tensor parallelism makes whole, for want of a rule: right, but slow."""
     whole_sequences: tuple[tuple[str, str], ...] = ()
     """(operation, module) where context parallelism makes the sequence whole, for want of a rule: right, but slow."""
 
@@ -44,13 +47,20 @@ def partition(
     `attention` is how keys and values move between the ranks of the sequence: all_gather, ring or ulysses.
 
     Raises:
-        UnsupportedOptionError: more than one rank of `tensor`.
+        ShardingError: a parameter that cannot be cut for this many ranks, by name.
         BatchError, CaptureError, ConfigError: the module or its batch has no sequence to cut (`cut_sequence`).
     """
-    if tensor != 1:
-        raise UnsupportedOptionError(f"tensor={tensor}: cutting weights is not implemented in this version; use 1")
-    del placements  # one rank holds every weight whole
-    return with_context(Partition(tensor=1, context=1, graphs={(0, 0): captured}, layouts={}), context, attention)
+    if tensor == 1:  # one rank holds every weight whole
+        made = Partition(tensor=1, context=1, graphs={(0, 0): captured}, layouts={})
+    else:
+        made = _with_tensor(captured, placements, tensor)
+    return with_context(made, context, attention)
+
+
+def _with_tensor(captured: Captured, placements: Mapping[str, int | None], tensor: int) -> Partition:
+    cut = cut_weights(captured, placements, tensor)
+    graphs = {(rank, 0): graph for rank, graph in enumerate(cut.graphs)}
+    return Partition(tensor=tensor, context=1, graphs=graphs, layouts=cut.layouts, gathers=cut.gathers)
 
 
 def with_context(made: Partition, context: int, attention: str) -> Partition:

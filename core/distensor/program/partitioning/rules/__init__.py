@@ -1,0 +1,31 @@
+"""What each operation makes of cut values: one small function per family of operations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from distensor.program.partitioning.rules import (
+    attention,
+    collectives,
+    elementwise,
+    indexing,
+    losses,
+    norms,
+    products,
+    reductions,
+    shapes,
+)
+from distensor.program.partitioning.rules.base import Rule
+
+RULES: Mapping[str, Rule] = {
+    **elementwise.RULES,
+    **products.RULES,
+    **shapes.RULES,
+    **indexing.RULES,
+    **reductions.RULES,
+    **norms.RULES,
+    **attention.RULES,
+    **losses.RULES,
+    **collectives.RULES,
+}
+"""Operations not named here get whole values and give whole values."""
