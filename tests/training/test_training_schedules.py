@@ -14,13 +14,14 @@ from distensor.nn import DistributedModel
 from distensor.optim import LrSchedule
 from distensor.optim.schedules import Curve
 from distensor.training import StepResult, Trainer
+from distensor.training.rates import rate_of
 
 
 class Recorder(Trainer):
     """A trainer whose steps only ask for their learning rate."""
 
     def step(self, *batches: Any, total_steps: int | None = None) -> StepResult:
-        rate = self._rate(self._step + 1)
+        rate = rate_of(self._lr_schedule, self.lr, self._step + 1)
         self._step += 1
         return StepResult(
             step=self._step, loss=1.0, tokens=1, grad_norm=1.0, lr=rate, bytes_sent=0, bytes_received=0,

@@ -21,16 +21,16 @@ from distensor.core.errors import (
 )
 from distensor.core.ids import is_valid_name
 from distensor.core.problems import Problems
-from distensor.optim import LrSchedule, OptimizerSpec, make_spec, parse_lr_schedule
+from distensor.optim import LrSchedule, parse_lr_schedule
 from distensor.training.checkpoint_folder import Saved
 from distensor.training.checkpoint_settings import run_settings, warn_of_changes
 from distensor.training.checkpointing import Checkpointing, Feed, needed
 from distensor.training.job import TrainingJob
+from distensor.training.optimizer_words import check_slices, read_optimizer
 from distensor.training.options import TrainerOptions
 from distensor.training.rates import rate_of, resolved_schedule
 from distensor.training.results import History, Parity, StepResult
 from distensor.training.sessions import Session, current_session
-from distensor.training.weights import warn_of_rounded_updates
 from distensor.training.windows import check_counts, count_steps
 
 if TYPE_CHECKING:
@@ -142,14 +142,13 @@ class Trainer:
             seed=seed,
         )
         problems.check(_check_name, name)
-        spec = problems.check(_optimizer_spec, model, optimizer, lr, optimizer_options, ema)
+        spec = problems.check(read_optimizer, model, optimizer, lr, optimizer_options, ema)
         if spec is not None:
-            problems.check(_check_slices, spec, parallel, sync)
+            problems.check(check_slices, spec, parallel, sync)
         problems.report()
         assert options is not None, "no problem was reported"
         assert spec is not None, "no problem was reported"
         self.options = options
-        warn_of_rounded_updates(model.module)
         self.model = model
         self.parallel = parallel
         self.name = name
@@ -480,22 +479,6 @@ class Trainer:
 def _check_name(name: str) -> None:
     if not is_valid_name(name):
         raise ConfigError(f"name={name!r}: expected 1 to 63 letters, digits, dots, dashes or underscores")
-
-
-def _check_slices(spec: OptimizerSpec, parallel: ParallelConfig, sync: str) -> None:
-    """An optimizer that needs whole weights meets none that are cut."""
-    if sync == "zero3":
-        spec.require_elementwise("sync='zero3'")
-    if isinstance(parallel, ParallelConfig) and parallel.tensor_parallel > 1:
-        spec.require_elementwise(f"tensor_parallel={parallel.tensor_parallel}")
-
-
-def _optimizer_spec(
-    model: DistributedModel, name: object, lr: float, options: Mapping[str, Any] | None, ema: float | None
-) -> OptimizerSpec:
-    if not isinstance(name, str):
-        raise ConfigError(f"optimizer={name!r}: expected a name such as 'adamw'")
-    return make_spec(name, lr, options or {}, ema, dict(model.module.named_parameters()))
 
 
 def _progress_bar(name: str, total: int | None, *, shown: bool) -> Any:
