@@ -26,8 +26,10 @@ def trainer_of(mesh: Session, module: Any, parallel: ParallelConfig, **options: 
 @pytest.mark.parametrize(
     "parallel",
     [
-        ParallelConfig(context_parallel=2),
+        ParallelConfig(data_parallel=2, tensor_parallel=2, pipeline_parallel=2),
+        ParallelConfig(data_parallel=2, tensor_parallel=2, context_parallel=2, order="dp-tp-cp-pp"),
         ParallelConfig(data_parallel=2, pipeline_parallel=2, context_parallel=2, order="pp-cp-dp-tp"),
+        ParallelConfig(tensor_parallel=2, pipeline_parallel=2, context_parallel=2, order="cp-pp-tp-dp"),
     ],
     ids=ParallelConfig.describe,
 )

@@ -90,7 +90,6 @@ class TrainerOptions:
         for keyword, value in choices.items():
             problems.check(_check_choice, keyword, value)
         problems.check(_check_tensor_parallel, parallel, model)
-        problems.check(_check_axis, parallel, "tensor_parallel")
         problems.check(parse_lr_schedule, lr_schedule)
         problems.check(check_pipeline_sizes, ranks=parallel.pipeline_parallel, stages=model.stage_count)
         fields: dict[str, Any] = {
@@ -134,12 +133,6 @@ def _check_tensor_parallel(parallel: ParallelConfig, model: DistributedModel) ->
         f"tensor_parallel={size}, but {what}: name the weights to cut with Shard(dim=...) "
         "(ds.nn.suggest_sharding(module) prints a proposal), or use tensor_parallel=1"
     )
-
-
-def _check_axis(parallel: ParallelConfig, keyword: str) -> None:
-    size = getattr(parallel, keyword)
-    if size > 1:
-        raise UnsupportedOptionError(f"{keyword}={size} is not implemented in this version; use {keyword}=1")
 
 
 def _schedule(name: str, *, ranks: int, stages: int) -> Schedule:

@@ -50,8 +50,8 @@ class Trainer:
 
     Args:
         model: the module and its cut.
-        parallel: the mesh. tensor_parallel above 1 is not implemented in this version. context_parallel cuts dim 1 of
-            the batch's tensors, the sequence.
+        parallel: the mesh. tensor_parallel needs a `tp_spec` of the model, which says which weights are cut.
+            context_parallel cuts dim 1 of the batch's tensors, the sequence.
         optimizer: the name of an optimizer of torch.optim in lower case ("adamw", "sgd", "adafactor", ...).
         optimizer_options: its options by torch's names, and "no_decay": patterns of the parameters that weight decay
             leaves alone, such as ["**.bias", "**.norm*"].
