@@ -195,7 +195,8 @@ def test_a_tied_weight_counts_once_with_both_its_gradients(pool: WorkerPool, pla
 
     def sum_up(rank: int) -> None:
         holders = [(stage, stage, name) for stage in range(RANKS)]
-        sum_tied_gradients(plane=planes[rank], rank=rank, sequence=51, index=0, holders=holders, runners=runners[rank])
+        weights = {f"{rank}/{key}": parameter for key, parameter in runners[rank][rank].parameters.items()}
+        sum_tied_gradients(plane=planes[rank], rank=rank, sequence=51, index=0, holders=holders, weights=weights)
 
     on_all([lambda rank=rank: sum_up(rank) for rank in range(RANKS)])  # type: ignore[misc]
     counted = [
