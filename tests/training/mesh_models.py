@@ -16,8 +16,9 @@ HEADS = 4
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dropout: float) -> None:
         super().__init__()
+        self.drop = nn.Dropout(dropout)
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.q, self.v = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.k = nn.Linear(WIDTH, WIDTH, bias=False)  # the gradient of a bias here is zero but for rounding
@@ -31,7 +32,7 @@ class Block(nn.Module):
             layer(h).view(rows, length, HEADS, WIDTH // HEADS).transpose(1, 2) for layer in (self.q, self.k, self.v)
         )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.o(mixed.transpose(1, 2).reshape(rows, length, WIDTH))
+        x = x + self.drop(self.o(mixed.transpose(1, 2).reshape(rows, length, WIDTH)))
         out: Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
         return out
 
@@ -39,12 +40,12 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """ids (rows, length) -> next-token loss; with `tied`, the embedding is the head."""
 
-    def __init__(self, *, tied: bool = True, layers: int = 2) -> None:
+    def __init__(self, *, tied: bool = True, layers: int = 2, dropout: float = 0.0) -> None:
         super().__init__()
         torch.manual_seed(7)
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
         self.positions = nn.Embedding(32, WIDTH)
-        self.layers = nn.ModuleList(Block() for _ in range(layers))
+        self.layers = nn.ModuleList(Block(dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         if tied:
