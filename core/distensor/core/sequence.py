@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from distensor.core.errors import ConfigError
 
@@ -80,7 +80,7 @@ class HeadTail:
 class Tile:
     """Queries [query, query + rows) against keys [key, key + columns), by their positions in the sequence.
 
-    `row` and `column` are where they begin in the shards at hand. `is_cut`: causality allows only part of the pairs.
+    `row` and `column` are where they begin in the shards at hand. `is_cut`: row i sees the columns up to i alone.
     """
 
     query: int
@@ -96,8 +96,7 @@ class Tile:
         """Pairs that attention needs of this tile."""
         if not self.is_cut:
             return self.rows * self.columns
-        seen = range(self.query - self.key + 1, self.query - self.key + 1 + self.rows)
-        return sum(min(max(keys, 0), self.columns) for keys in seen)
+        return sum(min(row + 1, self.columns) for row in range(self.rows))
 
 
 def tiles(
@@ -106,13 +105,31 @@ def tiles(
     """The tiles of at most size x size that attention of the chunks `queries` to the chunks `keys` needs.
 
     Chunks are (start, stop) positions, in the order of the shards. Under causality tiles without any pair are left
-    out: that is what makes head-tail shards equally expensive.
+    out, and columns that no row sees: that is what makes head-tail shards equally expensive.
     """
     for query, row, rows in _steps(queries, size):
         for key, column, columns in _steps(keys, size):
-            if not causal or key < query + rows:
-                is_cut = causal and key + columns - 1 > query
-                yield Tile(query=query, rows=rows, key=key, columns=columns, row=row, column=column, is_cut=is_cut)
+            whole = Tile(query=query, rows=rows, key=key, columns=columns, row=row, column=column, is_cut=False)
+            yield from _causal(whole) if causal else (whole,)
+
+
+def _causal(tile: Tile) -> Iterator[Tile]:
+    """The part before the first query, which all rows see, and the part on the diagonal, which begins at one place."""
+    before = min(max(tile.query - tile.key, 0), tile.columns)
+    if before:
+        yield replace(tile, columns=before)
+    skipped = max(tile.key - tile.query, 0)
+    rows, columns = tile.rows - skipped, min(tile.columns - before, tile.rows - skipped)
+    if rows > 0 and columns > 0:
+        yield Tile(
+            query=tile.query + skipped,
+            rows=rows,
+            key=tile.key + before,
+            columns=columns,
+            row=tile.row + skipped,
+            column=tile.column + before,
+            is_cut=columns > 1,
+        )
 
 
 def _steps(chunks: Sequence[tuple[int, int]], size: int) -> Iterator[tuple[int, int, int]]:

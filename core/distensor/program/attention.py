@@ -29,6 +29,7 @@ from torch.nn import functional
 from distensor.core.compute import ContextAttention
 from distensor.core.layouts import even_lengths
 from distensor.core.sequence import Tile, tiles
+from distensor.program.attention_fused import FUSED_TILE, is_fused_for
 from distensor.program.attention_tiles import TILE, Backward, Mask, Running, folded, wide
 from distensor.program.axes import AxisGroup
 from distensor.program.collectives import Pieces
@@ -49,8 +50,9 @@ class Problem:
         found = zip(self.pieces.owners, self.pieces.lengths, stops, strict=True)
         return tuple((stop - length, stop) for owner, length, stop in found if owner == rank)
 
-    def tiles(self, keys: Sequence[tuple[int, int]]) -> Iterator[Tile]:
-        return tiles(self.chunks(self.group.rank), keys, causal=self.causal, size=TILE)
+    def tiles(self, keys: Sequence[tuple[int, int]], is_fused: bool) -> Iterator[Tile]:
+        size = FUSED_TILE if is_fused else TILE
+        return tiles(self.chunks(self.group.rank), keys, causal=self.causal, size=size)
 
 
 def attention(
@@ -113,6 +115,10 @@ def _open(query: Tensor, groups: int, mask: Tensor | None) -> tuple[Tensor, Mask
     return folded(query, groups), Mask.of(mask, groups)
 
 
+def _is_fused(query: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    return mask is None and is_fused_for(query, value)
+
+
 def _unfolded(gradient: Tensor, like: Tensor) -> Tensor:
     """[B, G, R, T, D] -> [B, H, T, D] in the dtype of `like`."""
     return gradient.flatten(1, 2).to(like.dtype)
@@ -138,8 +144,9 @@ class _AllGather(_Tiled):
         joined = problem.pieces.gather(problem.group, _joined(key, value))
         keys, values = _halves(joined, key.shape[-1])
         opened, seen = _open(query, key.shape[1], mask)
-        running = Running(opened, value.shape[-1])
-        for tile in problem.tiles([(0, joined.shape[2])]):
+        is_fused = _is_fused(opened, value, mask)
+        running = Running(opened, value.shape[-1], is_fused)
+        for tile in problem.tiles([(0, joined.shape[2])], is_fused):
             running.add(tile, keys, values, problem.scale, seen)
         return _Tiled.keep(context, running, problem, (query, joined, mask))
 
@@ -149,10 +156,12 @@ class _AllGather(_Tiled):
         problem, groups, width = context.problem, joined.shape[1], query.shape[-1]
         keys, values = _halves(joined, width)
         opened, seen = _open(query, groups, mask)
-        backward = Backward(opened, out, logs, folded(gradients[0], groups), seen, context.needs_input_grad[3])
+        is_fused = _is_fused(opened, values, mask)
+        results = (folded(gradients[0], groups), out, logs)
+        backward = Backward(opened, results, seen, wants_mask=context.needs_input_grad[3], is_fused=is_fused)
         total = torch.zeros_like(wide(joined))
         to = _halves(total, width)
-        for tile in problem.tiles([(0, joined.shape[2])]):
+        for tile in problem.tiles([(0, joined.shape[2])], is_fused):
             backward.add(tile, keys, values, problem.scale, to)
         local = problem.pieces.scatter(problem.group, total).to(joined.dtype)
         found = (_unfolded(backward.query, query), local[..., :width], local[..., width:])
@@ -165,12 +174,13 @@ class _Ring(_Tiled):
         context: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, problem: Problem
     ) -> Tensor:
         opened, seen = _open(query, key.shape[1], mask)
-        running = Running(opened, value.shape[-1])
+        is_fused = _is_fused(opened, value, mask)
+        running = Running(opened, value.shape[-1], is_fused)
         shard = _joined(key, value)
         for step in range(problem.group.size):
             shard = _passed(problem, shard, step) if step else shard
             keys, values = _halves(shard, key.shape[-1])
-            for tile in problem.tiles(problem.chunks(_origin(problem, step))):
+            for tile in problem.tiles(problem.chunks(_origin(problem, step)), is_fused):
                 running.add(tile, keys, values, problem.scale, seen)
         return _Tiled.keep(context, running, problem, (query, key, value, mask))
 
@@ -179,7 +189,9 @@ class _Ring(_Tiled):
         query, key, value, mask, out, logs = context.saved_tensors
         problem, groups, width = context.problem, key.shape[1], key.shape[-1]
         opened, seen = _open(query, groups, mask)
-        backward = Backward(opened, out, logs, folded(gradients[0], groups), seen, context.needs_input_grad[3])
+        is_fused = _is_fused(opened, value, mask)
+        results = (folded(gradients[0], groups), out, logs)
+        backward = Backward(opened, results, seen, wants_mask=context.needs_input_grad[3], is_fused=is_fused)
         shard = _joined(key, value)
         total = torch.zeros_like(wide(shard))
         for step in range(problem.group.size):
@@ -187,7 +199,7 @@ class _Ring(_Tiled):
                 shard, total = _passed(problem, shard, step), _passed(problem, total, step)
             keys, values = _halves(shard, width)
             to = _halves(total, width)
-            for tile in problem.tiles(problem.chunks(_origin(problem, step))):
+            for tile in problem.tiles(problem.chunks(_origin(problem, step)), is_fused):
                 backward.add(tile, keys, values, problem.scale, to)
         home = _passed(problem, total, problem.group.size).to(shard.dtype)
         found = (_unfolded(backward.query, query), home[..., :width], home[..., width:])

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from distensor.core.sequence import Tile
+from distensor.program.attention_fused import fused_attend, fused_gradients
 
 TILE = 1024
 """Rows and columns of a tile: bounds the memory for scores to a few megabytes a head."""
@@ -71,8 +72,7 @@ def scores_of(query: Tensor, key: Tensor, scale: float, tile: Tile, mask: Mask |
         part = mask.part(tile)
         scores = scores.masked_fill(~part, -math.inf) if part.dtype is torch.bool else scores + part
     if tile.is_cut:
-        first = tile.query - tile.key
-        unseen = scores.new_ones(tile.rows, tile.columns, dtype=torch.bool).triu(first + 1)
+        unseen = scores.new_ones(tile.rows, tile.columns, dtype=torch.bool).triu(1)
         scores = scores.masked_fill(unseen, -math.inf)
     return scores
 
@@ -98,8 +98,8 @@ def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[
 class Running:
     """Outputs of the queries of a shard, merged tile by tile."""
 
-    def __init__(self, query: Tensor, width: int) -> None:
-        self._query = query
+    def __init__(self, query: Tensor, width: int, is_fused: bool) -> None:
+        self._query, self._is_fused = query, is_fused
         self.out = query.new_zeros((*query.shape[:-1], width))
         self.logs = query.new_full((*query.shape[:-1], 1), -math.inf)
 
@@ -109,7 +109,11 @@ class Running:
             return
         query, out, logs = (part.narrow(-2, tile.row, tile.rows) for part in (self._query, self.out, self.logs))
         keys, values = (part.narrow(-2, tile.column, tile.columns) for part in (key, value))
-        merged = merge((out, logs), attend(scores_of(query, keys, scale, tile, mask), values))
+        if self._is_fused:
+            found = fused_attend(query, keys, values, scale, tile.is_cut)
+        else:
+            found = attend(scores_of(query, keys, scale, tile, mask), values)
+        merged = merge((out, logs), found)
         out.copy_(merged[0])
         logs.copy_(merged[1])
 
@@ -118,10 +122,17 @@ class Backward:
     """Gradients of the queries of a shard (and of their mask), tile by tile."""
 
     def __init__(
-        self, query: Tensor, out: Tensor, logs: Tensor, gradient: Tensor, mask: Mask | None, wants_mask: bool
+        self,
+        query: Tensor,
+        results: tuple[Tensor, Tensor, Tensor],
+        mask: Mask | None,
+        *,
+        wants_mask: bool,
+        is_fused: bool,
     ) -> None:
-        self._query, self._gradient, self._mask = query, gradient, mask
-        self._logs = _finite(logs)
+        self._query, self._mask, self._is_fused = query, mask, is_fused
+        gradient, out, logs = results
+        self._results = (gradient, out, _finite(logs))
         self._delta = (gradient * out).sum(-1, keepdim=True)
         self.query = torch.zeros_like(query)
         self.mask = torch.zeros_like(wide(mask.values)) if mask is not None and wants_mask else None
@@ -130,19 +141,34 @@ class Backward:
         """Add what one tile gives; `to` holds the gradients of the shard of keys and of values."""
         if self._mask is not None and self._mask.is_empty(tile):
             return
-        query, gradient, logs, delta, query_gradient = (
-            part.narrow(-2, tile.row, tile.rows)
-            for part in (self._query, self._gradient, self._logs, self._delta, self.query)
+        query, delta, total, *results = (
+            part.narrow(-2, tile.row, tile.rows) for part in (self._query, self._delta, self.query, *self._results)
         )
-        keys, values, key_gradient, value_gradient = (
-            part.narrow(-2, tile.column, tile.columns) for part in (key, value, *to)
-        )
-        weights = torch.exp(scores_of(query, keys, scale, tile, self._mask) - logs)
-        inner = weights * (gradient @ values.transpose(-2, -1) - delta)
-        query_gradient += inner @ keys * scale
-        key_gradient += (inner.transpose(-2, -1) @ query).sum(2, keepdim=True) * scale
-        value_gradient += (weights.transpose(-2, -1) @ gradient).sum(2, keepdim=True)
+        shard = (key.narrow(-2, tile.column, tile.columns), value.narrow(-2, tile.column, tile.columns))
+        if self._is_fused:
+            gradient, out, logs = results
+            found = fused_gradients(query, shard, (gradient, out, logs), scale, tile.is_cut)
+        else:
+            found = self._gradients(tile, scale, query, shard, (results[0], delta, results[2]))
+        total += found[0]
+        for gradients, part in zip(to, found[1:], strict=True):
+            gradients.narrow(-2, tile.column, tile.columns).add_(part)
+
+    def _gradients(
+        self,
+        tile: Tile,
+        scale: float,
+        query: Tensor,
+        shard: tuple[Tensor, Tensor],
+        results: tuple[Tensor, Tensor, Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the queries, keys and values of one tile, through its scores."""
+        (key, value), (gradient, delta, logs) = shard, results
+        weights = torch.exp(scores_of(query, key, scale, tile, self._mask) - logs)
+        inner = weights * (gradient @ value.transpose(-2, -1) - delta)
         self._add_mask(tile, inner)
+        keys, values = inner.transpose(-2, -1) @ query, weights.transpose(-2, -1) @ gradient
+        return inner @ key * scale, keys.sum(2, keepdim=True) * scale, values.sum(2, keepdim=True)
 
     def _add_mask(self, tile: Tile, inner: Tensor) -> None:
         if self.mask is None or self._mask is None:

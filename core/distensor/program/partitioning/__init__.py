@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from distensor.program.partitioning.partition import Partition, partition
+from distensor.program.partitioning.parts import Partition, partition
 
 __all__ = ["Partition", "partition"]
