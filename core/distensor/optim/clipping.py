@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+import torch
+
 from distensor.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ def _partial(gradient: Tensor, kind: NormType) -> float:
         case NormType.ONE:
             return float(gradient.double().abs().sum())
         case NormType.TWO:
-            return float(gradient.double().square().sum())
+            return float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
         case NormType.INF:
             return float(gradient.abs().max())
 
