@@ -252,6 +252,17 @@ class ShardEngine:
         named = {key: tensor.detach() for key, tensor in (whole | self._buffers()).items()}
         return named if wanted is None else _chosen(named, wanted)
 
+    def kept(self, wanted: Sequence[str]) -> tuple[dict[str, Tensor], State]:
+        """What this rank itself keeps of the `wanted` weights, and of the optimizer's state of each: flat parts where
+        the weights are cut. No other rank takes part.
+
+        Raises:
+            ProgramRejectedError: a weight that is not here.
+        """
+        named = {key: tensor.detach() for key, tensor in ({**self._weights.updated} | self._buffers()).items()}
+        chosen = _chosen(named, wanted)
+        return chosen, {key: fields for key, fields in self._updater.state().items() if key in chosen}
+
     def replace(self, tensors: Mapping[str, Tensor]) -> None:
         """Overwrite parameters and buffers by "stage/name". Raises ProgramRejectedError for a name or shape of none."""
         parameters = keyed({stage: runner.parameters for stage, runner in self._runners.items()})
@@ -278,6 +289,11 @@ class ShardEngine:
             ProgramRejectedError: one that is not here, or no average is kept.
         """
         return _chosen(self._weights.whole(self._updater.averages()), wanted)
+
+    @property
+    def trained(self) -> list[str]:
+        """The parameters that have an optimizer's state, by "stage/name"."""
+        return [key for key, parameter in self._weights.updated.items() if parameter.requires_grad]
 
     def optimizer_state(self) -> State:
         """By "stage/name" of each trainable parameter: what else the next steps depend on, by field."""

@@ -74,19 +74,19 @@ class SnapshotServer:
 def take_snapshot(
     engine: ShardEngine, server: SnapshotServer, number: int, wanted: Sequence[str], clock: Clock
 ) -> dict[str, Any]:
-    """Copy the `wanted` weights ("stage/name") and their optimizer state ("stage/name/field").
+    """Copy what this rank keeps of the `wanted` weights ("stage/name") and of their state ("stage/name/field").
 
-    The answer names the fields of each, and how many seconds the copy took.
+    The answer says how many elements of each weight that is, which fields it has, and how long the copy took.
 
     Raises:
         ProgramRejectedError: a weight that is not here.
     """
     started = clock.monotonic()
-    tensors = engine.state(wanted)
-    state = {key: fields for key, fields in engine.optimizer_state().items() if key in tensors}
-    tensors.update({f"{key}/{field}": value for key, fields in state.items() for field, value in fields.items()})
-    server.take(number, tensors)
+    weights, state = engine.kept(wanted)
+    fields = {f"{key}/{field}": value for key, fields in state.items() for field, value in fields.items()}
+    server.take(number, weights | fields)
     return {
+        "elements": {key: tensor.numel() for key, tensor in weights.items()},
         "fields": {key: sorted(fields) for key, fields in state.items() if fields},
         "copy_seconds": clock.monotonic() - started,
     }
@@ -98,7 +98,7 @@ def restore(engine: ShardEngine, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         ProgramRejectedError: state that is not this optimizer's.
     """
-    state: dict[str, dict[str, Tensor]] = {key: {} for key in engine.optimizer_state()}
+    state: dict[str, dict[str, Tensor]] = {key: {} for key in engine.trained}
     for name, tensor in tensors.items():
         key, _, field = name.rpartition("/")
         state.setdefault(key, {})[field] = tensor.detach()

@@ -16,7 +16,7 @@ from distensor.optim.updater import kept_dtype
 from distensor.training.admission import admit
 from distensor.training.batches import row_count, row_major, split_rows
 from distensor.training.checkpoint_model import model_tensors
-from distensor.training.job_snapshot import JobSnapshot, copy_seconds, state_for, wholes_of
+from distensor.training.job_snapshot import JobSnapshot, copy_seconds, state_for, wanted_of, wholes_of
 from distensor.training.measures import mesh_measures
 from distensor.training.pacing import PipelinePacer
 from distensor.training.receipts import ReceiptSender
@@ -269,9 +269,8 @@ class TrainingJob:
         """Let all ranks copy what they hold; the copies can be read while training goes on."""
         assert self._optimizer is not None, "loaded"
         self._snapshots += 1
-        layouts = self._pieces.replies(gradients=False)
-        meta = {"number": self._snapshots}
-        replies = self._connection.command(Command.SNAPSHOT, meta, extra=_wanted(layouts))
+        wanted = {rank: {"wanted": keys} for rank, keys in wanted_of(self._pieces).items()}
+        replies = self._connection.command(Command.SNAPSHOT, {"number": self._snapshots}, extra=wanted)
         tensors = model_tensors(self._model.module).tensors
         return JobSnapshot(
             number=self._snapshots,

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import torch
+
 from distensor.core.errors import WorkerFailedError
 from distensor.optim.updater import state_layout
 from distensor.program.calls import DTYPES, TORCH_DTYPES
@@ -14,7 +16,6 @@ from distensor.training.checkpoint_manifest import Group, TensorSpec
 from distensor.training.checkpoint_shards import read_tensors, spec_of
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from distensor.core.layouts import WeightLayout
@@ -37,16 +38,32 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Whole:
-    """A tensor of the model: one part, or one of each rank of tp, in their order."""
+class Local:
+    """What one place of tp holds of a tensor: in the copy of one rank, or in flat parts, one behind the other."""
 
+    spec: TensorSpec
     parts: tuple[Part, ...]
+
+    def join(self, tensors: Sequence[Tensor]) -> Tensor:
+        flat = tensors[0] if len(tensors) == 1 else torch.cat([each.view(-1) for each in tensors])
+        return flat.view(self.spec.shape)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Whole:
+    """A tensor of the model: one local one, or one of each place of tp, in their order."""
+
+    locals: tuple[Local, ...]
     layout: WeightLayout | None
 
     @property
     def spec(self) -> TensorSpec:
-        first = self.parts[0].spec
+        first = self.locals[0].spec
         return first if self.layout is None else TensorSpec(dtype=first.dtype, shape=self.layout.shape)
+
+    @property
+    def ranks(self) -> set[int]:
+        return {part.rank for local in self.locals for part in local.parts}
 
 
 class JobSnapshot:
@@ -78,12 +95,15 @@ class JobSnapshot:
         if group is Group.MODEL and name in self._local:
             return self._local[name]
         whole = self._wholes[group][name]
-        parts = [self._reader.read(part.rank, self._number, part.key, part.spec) for part in whole.parts]
-        return parts[0] if whole.layout is None else whole.layout.join(parts)
+        tensors = [local.join([self._read(part) for part in local.parts]) for local in whole.locals]
+        return tensors[0] if whole.layout is None else whole.layout.join(tensors)
+
+    def _read(self, part: Part) -> Tensor:
+        return self._reader.read(part.rank, self._number, part.key, part.spec)
 
     def release(self) -> None:
         """The ranks may give their copies up."""
-        ranks = {part.rank for group in self._wholes.values() for whole in group.values() for part in whole.parts}
+        ranks = {rank for group in self._wholes.values() for whole in group.values() for rank in whole.ranks}
         for rank in sorted(ranks):
             self._reader.drop(rank, self._number)
 
@@ -102,60 +122,108 @@ class StateKinds:
         return self._known[weight]
 
 
+def wanted_of(pieces: MeshPieces) -> dict[int, list[str]]:
+    """Which weights ("stage/name") each rank has to copy: of what several keep the same, one; of what is cut, all."""
+    found: dict[int, list[str]] = {}
+    for rank, layout in pieces.replies(gradients=False).items():
+        for holder in pieces.holders_of(rank):
+            found[holder] = list(layout)
+    return found
+
+
 def wholes_of(
     pieces: MeshPieces, optimizer: OptimizerSpec, names: Sequence[str], replies: Sequence[Reply]
 ) -> dict[Group, dict[str, Whole]]:
     """What to read where: the weights `names` and the optimizer's tensors that the ranks say they have.
 
     Raises:
-        WorkerFailedError: a rank names state that no such optimizer has.
+        WorkerFailedError: a rank names state that no such optimizer has, or parts that do not make a weight.
     """
-    holders: dict[str, list[tuple[Reply, str, Kind]]] = {}
-    kinds = StateKinds(optimizer)
-    by_rank = {reply.rank: reply for reply in replies}
+    holders: dict[str, list[_Held]] = {}
     for rank, sent in pieces.replies(gradients=False).items():
+        own = [replies[holder] for holder in pieces.holders_of(rank)]
         for key, kind in sent.items():
-            holders.setdefault(key.partition("/")[2], []).append((by_rank[rank], key, kind))
+            holders.setdefault(key.partition("/")[2], []).append(_Held(replies=own, key=key, kind=kind))
+    kinds = StateKinds(optimizer)
     found: dict[Group, dict[str, Whole]] = {Group.MODEL: {}, Group.OPTIMIZER: {}}
     for name in names:
-        held = holders.get(name)
-        if held is not None:
+        if held := holders.get(name):
             layout = pieces.layouts.get(name)
             held = held if layout is not None else held[:1]
-            found[Group.MODEL][name] = _whole([(reply, key, kind) for reply, key, kind in held], layout)
+            found[Group.MODEL][name] = Whole(locals=tuple(each.weight() for each in held), layout=layout)
             found[Group.OPTIMIZER].update(_state_of(name, held, layout, kinds))
     return found
 
 
-def _whole(held: Sequence[tuple[Reply, str, Kind]], layout: WeightLayout | None) -> Whole:
-    parts = [
-        Part(rank=reply.rank, key=key, spec=TensorSpec(dtype=DTYPES[dtype], shape=shape))
-        for reply, key, (dtype, shape) in held
-    ]
-    return Whole(parts=tuple(parts), layout=layout)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Held:
+    """A weight at one place of tp: the answers of the ranks that keep it, or a part of it each."""
+
+    replies: Sequence[Reply]
+    key: str
+    kind: Kind
+
+    def weight(self) -> Local:
+        return self._local(self.key, self.kind)
+
+    def field(self, field: str, kind: Kind) -> Local:
+        """A tensor of the optimizer: like the weight, or one number that all have."""
+        if kind[1] == self.kind[1]:
+            return self._local(f"{self.key}/{field}", kind)
+        return Local(
+            spec=_spec(kind), parts=(Part(rank=self.replies[0].rank, key=f"{self.key}/{field}", spec=_spec(kind)),)
+        )
+
+    def _local(self, key: str, kind: Kind) -> Local:
+        spec = _spec(kind)
+        counts = [_elements(reply, self.key) for reply in self.replies]
+        if counts[0] == math.prod(spec.shape):
+            return Local(spec=spec, parts=(Part(rank=self.replies[0].rank, key=key, spec=spec),))
+        if sum(counts) != math.prod(spec.shape):
+            raise WorkerFailedError(f"{self.replies[0].who} and its replicas have {counts} elements of {self.key!r}")
+        return Local(
+            spec=spec,
+            parts=tuple(
+                Part(rank=reply.rank, key=key, spec=TensorSpec(dtype=spec.dtype, shape=(count,)))
+                for reply, count in zip(self.replies, counts, strict=True)
+                if count
+            ),
+        )
+
+    def fields(self) -> list[str]:
+        """The names of the optimizer's tensors of the weight; none for a frozen one."""
+        reply = self.replies[0]
+        fields: Any = reply.meta.get("fields")
+        names = fields.get(self.key, []) if isinstance(fields, dict) else None
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise WorkerFailedError(f"{reply.who} answered fields={str(fields)[:100]}; expected names by weight")
+        return names
+
+
+def _spec(kind: Kind) -> TensorSpec:
+    return TensorSpec(dtype=DTYPES[kind[0]], shape=kind[1])
+
+
+def _elements(reply: Reply, key: str) -> int:
+    elements: Any = reply.meta.get("elements")
+    count = elements.get(key) if isinstance(elements, dict) else None
+    if type(count) is not int or count < 0:
+        raise WorkerFailedError(f"{reply.who} answered elements={str(elements)[:100]}; expected a number for {key!r}")
+    return count
 
 
 def _state_of(
-    name: str, held: Sequence[tuple[Reply, str, Kind]], layout: WeightLayout | None, state: StateKinds
+    name: str, held: Sequence[_Held], layout: WeightLayout | None, state: StateKinds
 ) -> Iterator[tuple[str, Whole]]:
-    for field in _fields(*held[0][:2]):
-        kinds = [state(kind).get(field) for _, _, kind in held]
-        own = [(reply, f"{key}/{field}", kind) for (reply, key, _), kind in zip(held, kinds, strict=True) if kind]
-        if len(own) < len(held):
-            raise WorkerFailedError(f"{held[0][0].who} has {field[:50]!r} of {name!r}, which {state.name} has not")
-        like_weight = layout is not None and all(
-            kind is not None and kind[1] == weight[1] for kind, (_, _, weight) in zip(kinds, held, strict=True)
-        )
-        yield f"{name}/{field}", _whole(own, layout) if like_weight else _whole(own[:1], None)
-
-
-def _fields(reply: Reply, key: str) -> list[str]:
-    """The names of the optimizer's tensors of one weight; none for a frozen one."""
-    fields: Any = reply.meta.get("fields")
-    names = fields.get(key, []) if isinstance(fields, dict) else None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise WorkerFailedError(f"{reply.who} answered fields={str(fields)[:100]}; expected names by weight")
-    return names
+    for field in held[0].fields():
+        kinds = [state(each.kind).get(field) for each in held]
+        parts = [each.field(field, kind) for each, kind in zip(held, kinds, strict=True) if kind is not None]
+        if len(parts) < len(held):
+            raise WorkerFailedError(
+                f"{held[0].replies[0].who} has {field[:50]!r} of {name!r}, which {state.name} has not"
+            )
+        cut = layout is not None and parts[0].spec.shape == held[0].kind[1]
+        yield f"{name}/{field}", Whole(locals=tuple(parts) if cut else tuple(parts[:1]), layout=layout if cut else None)
 
 
 def copy_seconds(replies: Sequence[Reply]) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from distensor.core import Coordinates, ParallelConfig, RankLayout
+from distensor.core import Axis, Coordinates, ParallelConfig, RankLayout
 from distensor.core.schedules import Schedule, stages_of_rank
 from distensor.nn import Shard
 from distensor.program import Source, cut, partition
@@ -145,6 +145,12 @@ class MeshPieces:
                     if (place.tp == 0 or spec.name in self.layouts) and (stage, spec.name) not in copies
                 }
         return found
+
+    def holders_of(self, rank: int) -> list[int]:
+        """The ranks that together keep what `rank` runs with: it alone, or under ZeRO-3 its whole group, in order."""
+        if self.sync is not Sync.ZERO3:
+            return [rank]
+        return [int(member) for member in RankLayout(self.parallel).group_of(rank, Axis.DP, Axis.CP)]
 
     def merge(self, replies: Sequence[Reply], expected: Mapping[int, Layout]) -> dict[str, Tensor]:
         """The whole tensors by their names in the module; of a buffer in several stages, the first stage's.

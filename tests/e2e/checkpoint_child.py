@@ -1,0 +1,48 @@
+"""A trainer that a test kills while it saves: `python checkpoint_child.py FOLDER`, the token in the environment."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import e2e_models as models
+import torch
+
+from distensor.core import ParallelConfig
+from distensor.nn import DistributedModel
+from distensor.training import Trainer, checkpoint_writing
+from distensor.training.sessions import open_session
+
+BATCHES = models.texts(8)
+
+
+def build() -> torch.nn.Module:
+    torch.manual_seed(11)
+    return models.TiedLM()
+
+
+def trainer_for(session: Any, parallel: ParallelConfig, folder: str, **options: Any) -> Trainer:
+    return Trainer(
+        DistributedModel(build()), parallel=parallel, lr=1e-2, optimizer_options={"eps": 1e-6}, checkpoint=folder,
+        checkpoint_keep=1, session=session, progress=False, **options,
+    )  # fmt: skip
+
+
+def main(folder: str) -> None:
+    write = checkpoint_writing.write_tensors
+
+    def slow(path: Any, tensors: Any) -> Any:
+        if "step-00000002" not in str(path):  # the first is complete at once; from then on the disk is slow
+            print("saving", flush=True)
+            time.sleep(60)
+        return write(path, tensors)
+
+    checkpoint_writing.write_tensors = slow
+    torch.set_num_threads(1)
+    with trainer_for(open_session("hub"), ParallelConfig(data_parallel=2), folder, checkpoint_every=2) as trainer:
+        trainer.fit(BATCHES, on_step=lambda result: print(result.loss, flush=True))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
