@@ -14,6 +14,7 @@ from distensor.core import SYSTEM_CLOCK, Axis, ParallelConfig, RankLayout
 from distensor.node.axes import ProcessGroupAxis
 from distensor.node.groups import make_groups
 from distensor.program.axes import Reduction
+from distensor.testing.clock import FakeClock
 from distensor.transport import DataPlane
 from distensor.transport.group import TransportGroup
 
@@ -136,6 +137,25 @@ def test_every_rank_makes_the_same_groups_and_keeps_its_own(order: str) -> None:
         assert sorted(groups.gradients.ranks) == sorted(layout.group_of(rank, Axis.DP, Axis.CP))  # type: ignore[union-attr]
         assert groups.world.ranks == list(range(16))  # type: ignore[union-attr]
     assert all(calls == made[0] for calls in made)
+
+
+def test_time_in_collectives_is_kept_apart_from_compute(planes: dict[int, DataPlane]) -> None:
+    """On clocks that go on by one second at every look: from before a collective to after it."""
+
+    class Ticking(FakeClock):
+        def monotonic(self) -> float:
+            self.advance(1.0)
+            return super().monotonic()
+
+    def of(rank: int) -> float:
+        group = TransportGroup(planes[rank], range(RANKS), rank, name="time", timeout=20.0, clock=SYSTEM_CLOCK)
+        axis = ProcessGroupAxis(group, Ticking())
+        axis.all_reduce(torch.ones(2), Reduction.SUM)
+        axis.shift(torch.ones(2), 1, (2,))
+        group.shutdown()
+        return axis.seconds
+
+    assert on_all([lambda rank=rank: of(rank) for rank in range(RANKS)]) == [2.0] * RANKS  # type: ignore[misc]
 
 
 def test_a_rank_alone_needs_no_group() -> None:

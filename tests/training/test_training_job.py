@@ -114,6 +114,13 @@ def test_a_step_is_a_result_and_its_receipts(job: TrainingJob, caplog: pytest.Lo
     assert "receipts of 2 finished units" in caplog.text, "what the hub has not taken is said"
 
 
+def test_the_rank_that_computes_longest_is_named(job: TrainingJob, connection: Connection) -> None:
+    """Five times the others: it is the bottleneck, and the step says so by name."""
+    connection.meta[1]["compute_seconds"] = 0.5
+    result, _ = job.step(1, [BATCH], 0.1, None)
+    assert (result.slowest, result.compute_seconds) == ("rank 1 on node 'n1'", 0.5)
+
+
 def test_a_step_that_nobody_applied_is_not_paid(job: TrainingJob, connection: Connection) -> None:
     for meta in connection.meta:
         meta.update(committed=False, loss=None, grad_norm=None)

@@ -5,13 +5,14 @@ All ranks of an axis run the same list of actions, so their collectives come in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from distensor.core import SYSTEM_CLOCK, Clock
 from distensor.program.axes import Reduction
 
 _OPERATIONS: Mapping[Reduction, Any] = {Reduction.SUM: dist.ReduceOp.SUM, Reduction.MAX: dist.ReduceOp.MAX}
@@ -21,11 +22,14 @@ class ProcessGroupAxis:
     """An axis over `group`, whose members are in the order of their places on the axis.
 
     The group's own methods are called: the functions of torch.distributed around them cost more than a small message.
-    Parts of different size need a backend that takes them, as "distensor" does.
+    Parts of different size need a backend that takes them, as "distensor" does. `seconds` is how long this rank has
+    been in collectives so far, waiting for the others included: time that is not its own compute.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, clock: Clock = SYSTEM_CLOCK) -> None:
         self._group = group
+        self._clock = clock
+        self.seconds = 0.0
         self.rank = group.rank()
         self.size = group.size()
 
@@ -33,7 +37,7 @@ class ProcessGroupAxis:
         result = tensor.detach().clone(memory_format=torch.contiguous_format)
         options = _at_once(dist.AllreduceOptions())
         options.reduceOp = _OPERATIONS[op]
-        self._group.allreduce([result], options).wait()
+        self._run(self._group.allreduce, [result], options)
         return result
 
     def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
@@ -41,10 +45,10 @@ class ProcessGroupAxis:
         options = _at_once(dist.distributed_c10d.AllgatherOptions())
         if dim == 0:  # the parts lie one after the other: no copy at the end
             joined = tensor.new_empty(_resized(tensor.shape, 0, sum(sizes)))
-            self._group.allgather([list(torch.split(joined, list(sizes)))], [_plain(tensor)], options).wait()
+            self._run(self._group.allgather, [list(torch.split(joined, list(sizes)))], [_plain(tensor)], options)
             return joined
         parts = [tensor.new_empty(shape) for shape in shapes]
-        self._group.allgather([parts], [_plain(tensor)], options).wait()
+        self._run(self._group.allgather, [parts], [_plain(tensor)], options)
         return torch.cat(parts, dim)
 
     def reduce_scatter(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
@@ -52,13 +56,13 @@ class ProcessGroupAxis:
         result = torch.empty_like(parts[self.rank])
         options = _at_once(dist.ReduceScatterOptions())
         options.reduceOp = dist.ReduceOp.SUM
-        self._group.reduce_scatter([result], [parts], options).wait()
+        self._run(self._group.reduce_scatter, [result], [parts], options)
         return result
 
     def all_to_all(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
         results = [parts[self.rank].new_empty(tuple(shape)) for shape in shapes]
         options = _at_once(dist.AllToAllOptions())
-        self._group.alltoall(results, [_plain(part) for part in parts], options).wait()
+        self._run(self._group.alltoall, results, [_plain(part) for part in parts], options)
         return results
 
     def shift(self, tensor: Tensor, steps: int, shape: Sequence[int]) -> Tensor:
@@ -67,9 +71,14 @@ class ProcessGroupAxis:
         if steps % self.size == 0:
             return result.copy_(tensor.detach())
         sent = self._group.send([_plain(tensor)], (self.rank + steps) % self.size, 0)
-        self._group.recv([result], (self.rank - steps) % self.size, 0).wait()
+        self._run(self._group.recv, [result], (self.rank - steps) % self.size, 0)
         sent.wait()
         return result
+
+    def _run(self, collective: Callable[..., Any], *arguments: Any) -> None:
+        started = self._clock.monotonic()
+        collective(*arguments).wait()
+        self.seconds += self._clock.monotonic() - started
 
 
 def _at_once(options: Any) -> Any:

@@ -86,7 +86,7 @@ class ShardEngine:
         self._runners: dict[int, StageRunner] = {}
         self._loaded = False
         self._store: WeightStore | None = None
-        self._groups = torch_groups(self._layout, assignment.rank) if groups is None else groups
+        self._groups = torch_groups(self._layout, assignment.rank, clock) if groups is None else groups
 
     @property
     def own_stages(self) -> list[int]:
@@ -323,9 +323,11 @@ class ShardEngine:
         self, sequence: int, batches: Sequence[Mapping[str, Tensor]], number: int, pace: Pace = AS_SCHEDULED
     ) -> StepReport:
         """Sums of weight * gradient in `.grad`; nothing is committed yet."""
+        in_axes = self._groups.axis_seconds
         self._weights.begin(len(batches))
         actions = self._actions(self._weights.agree(len(batches)), pace.warm_up)
         totals = self._executor.run(sequence, actions, batches, training=True, measure=pace.measure, step=number)
+        in_axes = self._groups.axis_seconds - in_axes
         started = self._clock.monotonic()
         self._weights.finish()
         self._sum_tied(sequence)
@@ -336,8 +338,8 @@ class ShardEngine:
             loss=loss,
             weight=weight,
             grad_norm=norm,
-            compute_seconds=totals.compute_seconds,
-            sync_seconds=self._clock.monotonic() - started,
+            compute_seconds=max(0.0, totals.compute_seconds - in_axes),
+            sync_seconds=self._clock.monotonic() - started + in_axes,
             wait_seconds=totals.wait_seconds,
             committed=False,
             held=self._weights.held,

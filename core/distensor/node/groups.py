@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch.distributed as dist
 
-from distensor.core import Axis, RankLayout
+from distensor.core import SYSTEM_CLOCK, Axis, Clock, RankLayout
 from distensor.node.axes import ProcessGroupAxis
-from distensor.program.axes import Groups
 
 NewGroup: TypeAlias = Callable[[list[int]], Any]
 """Makes a group of ranks. Every rank of the mesh calls it for every group, in the same order; what it returns to a
@@ -29,22 +28,27 @@ class MeshGroups:
 
     world: dist.ProcessGroup | None = None
     gradients: dist.ProcessGroup | None = None
-    axes: Groups = field(default_factory=dict)
+    axes: Mapping[Axis, ProcessGroupAxis] = field(default_factory=dict)
+
+    @property
+    def axis_seconds(self) -> float:
+        """How long this rank has been in collectives of its programs so far."""
+        return sum(axis.seconds for axis in self.axes.values())
 
 
-def make_groups(layout: RankLayout, rank: int, new_group: NewGroup) -> MeshGroups:
+def make_groups(layout: RankLayout, rank: int, new_group: NewGroup, clock: Clock = SYSTEM_CLOCK) -> MeshGroups:
     """All groups of `rank`; the order in which they are made is the same on every rank."""
     axes = {axis: _own(layout, rank, new_group, axis) for axis in PROGRAM_AXES}
     return MeshGroups(
         gradients=_own(layout, rank, new_group, *GRADIENT_AXES),
-        axes={axis: ProcessGroupAxis(group) for axis, group in axes.items() if group is not None},
+        axes={axis: ProcessGroupAxis(group, clock) for axis, group in axes.items() if group is not None},
         world=_own(layout, rank, new_group, *Axis),
     )
 
 
-def torch_groups(layout: RankLayout, rank: int) -> MeshGroups:
+def torch_groups(layout: RankLayout, rank: int, clock: Clock) -> MeshGroups:
     """The groups over torch.distributed, which must be initialised where there is more than one rank."""
-    return make_groups(layout, rank, lambda ranks: dist.new_group(ranks, backend="distensor"))
+    return make_groups(layout, rank, lambda ranks: dist.new_group(ranks, backend="distensor"), clock)
 
 
 def _own(layout: RankLayout, rank: int, new_group: NewGroup, *axes: Axis) -> dist.ProcessGroup | None:

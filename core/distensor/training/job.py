@@ -170,7 +170,9 @@ class TrainingJob:
         agreed(replies, "loss", [answer.loss for answer in answers])
         agreed(replies, "gradient norm", [answer.grad_norm for answer in answers])
         agreed(replies, "weight", [answer.weight for answer in answers])
-        result = _step_result(number, lr, answers, seconds, after[0] - before[0], after[1] - before[1], depths)
+        result = _step_result(
+            number, lr, answers, seconds, after[0] - before[0], after[1] - before[1], depths, _slowest(replies, answers)
+        )
         figures = {reply.rank: answer.figures for reply, answer in zip(replies, answers, strict=True)}
         self._pacer.observe(figures, max(map(len, parts)))
         self._tell_measures(parts)
@@ -371,6 +373,12 @@ def _most(layouts: Mapping[int, Layout]) -> dict[int, int]:
     return {rank: layout_bytes(layout) for rank, layout in layouts.items()}
 
 
+def _slowest(replies: Sequence[Reply], answers: Sequence[StepReply]) -> str:
+    """Rank and node that the others wait for, where there are others."""
+    longest = max(range(len(answers)), key=lambda index: answers[index].compute_seconds)
+    return replies[longest].who if len(replies) > 1 else ""
+
+
 def _step_result(
     number: int,
     lr: float,
@@ -379,6 +387,7 @@ def _step_result(
     sent: int,
     received: int,
     warm_up: tuple[int, ...],
+    slowest: str,
 ) -> StepResult:
     return StepResult(
         step=number,
@@ -394,4 +403,5 @@ def _step_result(
         wait_seconds=max(answer.wait_seconds for answer in answers),
         warm_up=warm_up,
         memory=tuple(answer.memory for answer in answers),
+        slowest=slowest,
     )

@@ -23,7 +23,7 @@ class StepResult:
 
     `loss` is the mean over the real elements of the whole batch, before the update. `tokens` is the number of those
     elements. `memory` is by rank. Bytes are counted on the sockets of the trainer: what left it and what reached it.
-    Seconds are the slowest rank's.
+    Seconds are the slowest rank's, and `slowest` says which rank computed longest.
     """
 
     step: int
@@ -40,6 +40,7 @@ class StepResult:
     warm_up: tuple[int, ...] = ()
     """Forwards that each rank of a pipeline ran ahead, where 1F1B chose them from measured stages and links."""
     memory: tuple[RankMemory, ...] = ()
+    slowest: str = ""
 
     @property
     def tokens_per_second(self) -> float:
