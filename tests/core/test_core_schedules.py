@@ -19,6 +19,7 @@ from distensor.core.schedules import (
     Phase,
     Schedule,
     actions_of_rank,
+    check_pipeline_sizes,
     check_schedule,
     parse_schedule,
     rank_of_stage,
@@ -189,3 +190,11 @@ def test_a_schedule_that_is_known_but_not_built_is_refused_by_name() -> None:
         parse_schedule("dualpipev")
     with pytest.raises(ConfigError, match="zero_bubble"):
         parse_schedule("1f2b")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stages", "fits"), [(2, 5, "1 or 5"), (4, 6, "2 or 3"), (3, 2, "1 or 2"), (7, 8, "4 or 8")]
+)
+def test_the_nearest_sizes_that_fit_are_offered(ranks: int, stages: int, fits: str) -> None:
+    with pytest.raises(ConfigError, match=f"pipeline_parallel={fits} fits {stages} stages"):
+        check_pipeline_sizes(ranks=ranks, stages=stages)

@@ -75,13 +75,26 @@ def check_schedule(schedule: Schedule, *, ranks: int, stages: int) -> None:
         )
 
 
+_LOOK_FOR_SIZES = 64
+"""How far from a wrong number of ranks a right one is looked for."""
+
+
 def check_pipeline_sizes(*, ranks: int, stages: int) -> None:
     """Raise ConfigError unless each pipeline rank can hold the same number of stages."""
     if ranks < 1 or stages < ranks or stages % ranks != 0:
         raise ConfigError(
             f"{stages} stages cannot be laid over pipeline_parallel={ranks}: the number of stages must be "
-            f"{ranks} or a multiple of it"
+            f"{ranks} or a multiple of it{_nearest_sizes(ranks, stages)}"
         )
+
+
+def _nearest_sizes(ranks: int, stages: int) -> str:
+    """What fits these stages, nearest to what was asked for."""
+    if stages < 1 or ranks < 1:
+        return ""
+    near = range(max(1, min(ranks, stages) - _LOOK_FOR_SIZES), min(stages, ranks + _LOOK_FOR_SIZES) + 1)
+    fitting = sorted((size for size in near if stages % size == 0), key=lambda size: (abs(size - ranks), size))[:2]
+    return f"; pipeline_parallel={' or '.join(map(str, sorted(fitting)))} fits {stages} stages" if fitting else ""
 
 
 def rank_of_stage(schedule: Schedule, stage: int, *, ranks: int) -> int:
