@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from distensor.program.values import DType
 from distensor.training.checkpoint_fit import MOST_SHOWN, check_fit
 from distensor.training.checkpoint_folder import CheckpointFolder, Saved
 from distensor.training.checkpoint_manifest import MANIFEST, VERSION, Group, Manifest, TensorSpec
-from distensor.training.checkpoint_shards import check_files, read_tensors, spec_of, write_bytes
+from distensor.training.checkpoint_shards import check_files, describe_file, read_tensors, spec_of, write_bytes
 from distensor.training.checkpoint_writing import INDEX
 
 
@@ -197,6 +199,34 @@ def test_a_file_whose_tensors_are_others_is_named(saved: Saved) -> None:
     (saved.path / file).write_bytes(b"no safetensors")
     with pytest.raises(CheckpointError, match=rf"{file}: 'embed.weight' cannot be read"):
         list(read_tensors(saved.path, saved.manifest, Group.MODEL))
+
+
+class Bomb:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.marker,)
+
+
+def test_sec_05_a_pickle_in_place_of_a_file_is_refused_and_never_run(saved: Saved, tmp_path: Path) -> None:
+    marker = tmp_path / "was-run"
+    bomb = pickle.dumps(Bomb(marker))
+    for file in saved.path.glob("*.safetensors"):
+        file.write_bytes(bomb)
+        entry = describe_file(file)
+        forged = {**saved.manifest.files, file.name: entry}
+        saved = Saved(path=saved.path, manifest=replace(saved.manifest, files=forged))
+    check_files(saved.path, saved.manifest)
+    for group in Group:
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            list(read_tensors(saved.path, saved.manifest, group))
+    (saved.path / MANIFEST).write_bytes(bomb)
+    with pytest.raises(CheckpointError, match="is no JSON"):
+        CheckpointFolder(saved.path.parent).find()
+    assert not marker.exists()
+    pickle.loads(bomb)
+    assert marker.exists(), "the bomb was a live one"
 
 
 def test_a_damaged_manifest_is_named_and_not_passed_over(saved: Saved) -> None:

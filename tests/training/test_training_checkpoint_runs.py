@@ -86,8 +86,14 @@ def trainer_for(session: Any, layout: Layout, folder: Path, seed: int = 5, **opt
     options = {"lr": 1e-2, "ema": 0.9, "clip_norm": 0.5, "optimizer_options": {"eps": 1e-6}, **options}
     return Trainer(
         DistributedModel(OddLM(seed), stage_mapping=mapping, tp_spec=SHARDING),
-        parallel=layout.parallel, sync=layout.sync, checkpoint=folder, checkpoint_keep=5, session=session, progress=False, **options,
-    )  # fmt: skip
+        parallel=layout.parallel,
+        sync=layout.sync,
+        checkpoint=folder,
+        checkpoint_keep=5,
+        session=session,
+        progress=False,
+        **options,
+    )
 
 
 def digests(path: Path) -> dict[str, str]:

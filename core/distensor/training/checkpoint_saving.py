@@ -64,6 +64,7 @@ class BackgroundSaver:
             self.last = write_checkpoint(
                 self._folder, draft, source.fetch, keep=self._options.keep, file_bytes=self._file_bytes
             )
+            logger.info("checkpoint of step %d is complete: %s", draft.step, self.last.path)
         except DistensorError as error:
             self._failure = error
         except Exception as error:  # noqa: BLE001 - a bug must be raised where somebody waits, not in this thread

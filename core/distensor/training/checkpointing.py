@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from distensor.optim import LrSchedule, OptimizerSpec
+
+logger = logging.getLogger(__name__)
 
 FAILED_SECONDS = 10.0
 """How long a save may go on when the job has failed; where the workers are gone it fails at once."""
@@ -117,6 +120,7 @@ class Checkpointing:
             position=None if feed is None else feed.position(),
         )
         self._overdue = False
+        logger.info("step %d: all ranks have copied their state in %.3f s", step, snapshot.copy_seconds)
         self._saver.start(draft, _Both(snapshot, states))
 
     def wait(self) -> Path:

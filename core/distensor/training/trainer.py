@@ -328,7 +328,7 @@ class Trainer:
                 self._job.copy_into_module()
 
     def save(self, path: str) -> None:
-        """Write the weights as one safetensors file. Optimizer state is not part of it in this version."""
+        """Write the weights as one safetensors file, and nothing else of the run; `save_checkpoint` keeps all of it."""
         from distensor.training.files import save_weights
 
         save_weights(path, self.state_dict())
