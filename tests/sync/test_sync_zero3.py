@@ -10,6 +10,7 @@ import torch
 from sync_kit import TIED, TwoStages, ids_of, in_group, planes_of
 from torch import Tensor, nn
 
+from distensor.core.errors import PeerLostError
 from distensor.optim import OptimizerSpec
 from distensor.optim.spec import OPTIONS
 from distensor.optim.updater import Updater
@@ -29,7 +30,9 @@ def planes() -> Iterator[dict[int, DataPlane]]:
 def one_step(store: WeightStore, model: TwoStages, rank: int, micro_batches: int, *, keep: bool = True) -> None:
     """Both stages for each micro-batch, forward and backward; a rank with fewer takes part all the same."""
     store.begin(micro_batches)
-    for micro in range(store.agree(micro_batches)):
+    most = store.agree(micro_batches)
+    store.expect([0, 1, 1, 0] * most)
+    for micro in range(most):
         store.turn_to(0, gradients=False)
         hidden = model.lower(ids_of(rank, micro)) if micro < micro_batches else None
         store.turn_to(1, gradients=False)
@@ -116,16 +119,41 @@ def test_a_rank_keeps_its_part_and_nothing_else(planes: dict[int, DataPlane]) ->
         assert (alive, gradients) == (0, 0), "the whole weights and gradients are gone"
 
 
-def test_the_peak_is_one_stage_and_the_parts_of_all(planes: dict[int, DataPlane]) -> None:
+def test_the_peak_is_parts_of_all_and_the_stages_at_hand(planes: dict[int, DataPlane]) -> None:
     def run(group: Any) -> tuple[int, int]:
         model = TwoStages()
         store = ShardedWeights(model.stages, group)
         one_step(store, model, group.rank(), 2)
         largest = max(sum(p.nbytes for p in stage.values()) for stage in model.stages.values())
-        return store.held.peak, 2 * largest + 2 * store.held.weights
+        return store.held.peak, 4 * largest + 2 * store.held.weights
 
     for peak, most in in_group(planes, 3, run):
         assert most / 2 < peak <= most + 12 * 64
+
+
+def test_the_next_stage_travels_while_one_is_used(planes: dict[int, DataPlane]) -> None:
+    """Its gather is on its way before anybody turns to it; unannounced, it is gathered all the same."""
+
+    def run(group: Any, announced: list[int]) -> list[list[bool]]:
+        layers = [nn.Linear(3, 3) for _ in range(3)]
+        store = ShardedWeights({stage: dict(layer.named_parameters()) for stage, layer in enumerate(layers)}, group)
+        store.begin(1)
+        store.expect(announced)
+        seen = []
+        for stage in (0, 1, 2):
+            store.turn_to(stage, gradients=False)
+            seen.append([layer.weight.untyped_storage().nbytes() > 0 for layer in layers])
+            assert layers[stage](torch.ones(3)).shape == (3,)
+        store.release()
+        assert all(layer.weight.untyped_storage().nbytes() == 0 for layer in layers)
+        return seen
+
+    ahead = [[True, True, False], [False, True, True], [False, False, True]]
+    assert in_group(planes, 2, lambda group: run(group, [0, 1, 2])) == [ahead] * 2
+    never_used = in_group(planes, 2, lambda group: run(group, [0, 1, 2, 0]))
+    assert never_used == [[*ahead[:2], [True, False, True]]] * 2
+    each = [[True, False, False], [False, True, False], [False, False, True]]
+    assert in_group(planes, 2, lambda group: run(group, [])) == [each] * 2
 
 
 @pytest.mark.parametrize("same_stage", [True, False])
@@ -212,6 +240,36 @@ def test_copies_of_a_tied_weight_are_cut_alike(planes: dict[int, DataPlane]) -> 
     found = in_group(planes, 3, run)
     assert all(first == second for first, second in found)
     assert sum(first[0] for first, _ in found) >= 131 * 5
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_stages_with_nothing_to_train_take_part(planes: dict[int, DataPlane], frozen: bool) -> None:
+    def run(group: Any) -> list[str]:
+        only = {"frozen": nn.Parameter(torch.ones(5), requires_grad=False)} if frozen else {}
+        store = ShardedWeights({0: {}, 1: only}, group)
+        store.begin(1)
+        for stage in (0, 1):
+            store.turn_to(stage, gradients=True)
+        store.release()
+        store.finish()
+        Updater(OptimizerSpec(name="sgd", lr=0.1), store.updated).step(0.1)
+        return list(store.whole(store.updated))
+
+    assert in_group(planes, 2, run) == [["1/frozen"] if frozen else []] * 2
+
+
+def test_a_lost_rank_ends_the_wait_of_the_others() -> None:
+    def run(group: Any) -> str:
+        store = ShardedWeights({0: {"weight": nn.Parameter(torch.ones(9))}}, group)
+        if group.rank() == 1:
+            planes[1].close()
+            return "gone"
+        with pytest.raises(PeerLostError, match="rank 1"):
+            store.turn_to(0, gradients=False)
+        return "told"
+
+    with planes_of(2) as planes:
+        assert in_group(planes, 2, run) == ["told", "gone"]
 
 
 def test_without_a_group_whole_copies_stay_as_they_are() -> None:

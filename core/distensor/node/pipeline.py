@@ -136,6 +136,8 @@ class PipelineExecutor:
         """
         split = any(action.phase is Phase.WEIGHT_GRADIENT for action in actions)
         run = _Run(sequence=sequence, step=step, batches=batches, training=training, split=split, measure=measure)
+        if self._weights is not None:
+            self._weights.expect(action.stage for action in actions)
         with torch.set_grad_enabled(training):
             for action in actions:
                 if self._weights is not None:

@@ -5,7 +5,7 @@ The executor says which stage it turns to; everything else happens at the start 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, TypeAlias
@@ -59,6 +59,10 @@ class WeightStore(Protocol):
 
     def begin(self, micro_batches: int) -> None:
         """A step starts in which each stage has so many backward passes on this rank."""
+        ...
+
+    def expect(self, stages: Iterable[int]) -> None:
+        """The stages that a pass is going to turn to, in order: what comes next may be fetched ahead."""
         ...
 
     def turn_to(self, stage: int, *, gradients: bool) -> None:
@@ -118,6 +122,9 @@ class ReplicatedWeights:
         for parameter in self.updated.values():
             parameter.grad = None
         self._reducer.begin(micro_batches)
+
+    def expect(self, stages: Iterable[int]) -> None:
+        """They are all here."""
 
     def turn_to(self, stage: int, *, gradients: bool) -> None:
         """They are all here."""

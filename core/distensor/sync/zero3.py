@@ -10,7 +10,8 @@ Trillion Parameter Models", stage 3.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +35,15 @@ class _Place:
     @property
     def stop(self) -> int:
         return self.start + self.parameter.numel()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Reduction:
+    """A sum that is on its way; `bytes` are held until it is there."""
+
+    work: dist.Work
+    total: Tensor
+    bytes: int
 
 
 class _Unit:
@@ -60,6 +70,8 @@ class _Unit:
         self.own = self._mine(self.whole).clone()
         self.gradient: Tensor | None = None
         self.updated = {key: self._shard(place) for key, place in self.places.items()}
+        self._arriving: dist.Work | None = None
+        self._leaving: _Reduction | None = None
         self.free()
 
     def _adopt(self) -> None:
@@ -97,15 +109,38 @@ class _Unit:
     def free(self) -> None:
         self.whole.untyped_storage().resize_(0)
 
-    def gather(self) -> None:
+    def fetch(self) -> None:
+        """Start to gather the whole weights."""
         self.whole.untyped_storage().resize_(self.bytes)
-        self._join(self.own, self.whole)
+        self._arriving = self._join(self.own, self.whole)
 
-    def _join(self, own: Tensor, whole: Tensor) -> None:
-        dist.all_gather(list(torch.split(whole, list(self._sizes))), own, group=self._group)
+    def arrive(self) -> None:
+        """Wait for the whole weights, whether or not they are on their way."""
+        if self._arriving is None:
+            self.fetch()
+        assert self._arriving is not None, "it was just started"
+        self._arriving.wait()
+        self._arriving = None
+
+    def _join(self, own: Tensor, whole: Tensor) -> dist.Work:
+        parts = list(torch.split(whole, list(self._sizes)))
+        work: dist.Work | None = dist.all_gather(parts, own, group=self._group, async_op=True)
+        assert work is not None, "this rank is a member"
+        return work
+
+    def drop(self) -> None:
+        """What was fetched is not wanted any longer."""
+        if self._arriving is not None:
+            self.arrive()
+            self.free()
+
+    @property
+    def passing_bytes(self) -> int:
+        """Of gradients that are being summed."""
+        return 0 if self._leaving is None else self._leaving.bytes
 
     def reduce(self) -> None:
-        """Add the group's sum of the gradients, cut, to what there is; the whole gradients go away."""
+        """Start to sum and cut the gradients over the group; the whole ones go away."""
         flat = self.whole.new_zeros(self.whole.numel())
         for place in self.places.values():
             gradient, place.parameter.grad = place.parameter.grad, None
@@ -113,8 +148,17 @@ class _Unit:
                 flat[place.start : place.stop].copy_(gradient.detach().reshape(-1))
         total = torch.empty_like(self.own)
         parts = list(torch.split(flat, list(self._sizes)))
-        dist.reduce_scatter(total, parts, group=self._group)
-        self.gradient = total if self.gradient is None else self.gradient.add_(total)
+        work: dist.Work | None = dist.reduce_scatter(total, parts, group=self._group, async_op=True)
+        assert work is not None, "this rank is a member"
+        self._leaving = _Reduction(work=work, total=total, bytes=flat.nbytes + total.nbytes)
+
+    def collect(self) -> None:
+        """Wait for the sums that were started, if any, and add this rank's part to what there is."""
+        if self._leaving is not None:
+            self._leaving.work.wait()
+            total = self._leaving.total
+            self.gradient = total if self.gradient is None else self.gradient.add_(total)
+            self._leaving = None
 
     def hand_out(self, used: Mapping[str, bool]) -> None:
         """The sums into the `.grad` of what the optimizer updates; None where nobody in the group had a gradient."""
@@ -130,7 +174,7 @@ class _Unit:
             start, stop = self._range(self.places[key])
             own[start:stop].copy_(part.detach())
         whole = own.new_empty(self.whole.numel())
-        self._join(own, whole)
+        self._join(own, whole).wait()
         found = {key: (self.places[key], whole[self.places[key].start : self.places[key].stop]) for key in parts}
         return {key: flat.view(place.parameter.shape) for key, (place, flat) in found.items()}
 
@@ -151,6 +195,7 @@ class ShardedWeights:
         self._group = group
         self._units = {stage: _make_units(stage, stages[stage], group, alone) for stage in sorted(stages)}
         self._stage: int | None = None
+        self._coming: deque[int] = deque()
         self._growing = False
         self._peak = 0
         self._had: dict[str, bool] = {}
@@ -183,41 +228,66 @@ class ShardedWeights:
         self._had = dict.fromkeys(self._unit_of, False)
         self._peak = 0
 
+    def expect(self, stages: Iterable[int]) -> None:
+        self._coming = deque(stage for stage, _ in itertools.groupby(stages))
+
     def turn_to(self, stage: int, *, gradients: bool) -> None:
+        """The next stage's weights travel while this one is used, and so does the sum of the last one's gradients."""
         if stage != self._stage:
-            self.release()
+            self._leave()
             for unit in self._units[stage]:
-                unit.gather()
+                unit.arrive()
             self._stage = stage
-            self._note_peak(self._units[stage], with_gradients=False)
+            if self._coming and self._coming[0] == stage:
+                self._coming.popleft()
+                self._fetch_next()
+            self._note_peak()
         self._growing = self._growing or gradients
 
-    def release(self) -> None:
+    def _fetch_next(self) -> None:
+        if self._coming:
+            for unit in self._units[self._coming[0]]:
+                unit.fetch()
+
+    def _leave(self) -> None:
+        """Give the weights of the present stage back, and have its gradients summed."""
         if self._stage is None:
             return
-        units = self._units[self._stage]
-        if self._growing:
-            self._note_peak(units, with_gradients=True)
+        units, self._stage = self._units[self._stage], None
+        growing, self._growing = self._growing, False
+        if growing:
+            self._note_peak(units)
             for unit in units:
                 self._had.update({key: True for key, place in unit.places.items() if place.parameter.grad is not None})
         for unit in units:
             unit.free()
-        if self._growing:
+        if growing:
+            self._collect()
             for unit in units:
                 if unit.trained:
                     unit.reduce()
-        self._stage, self._growing = None, False
 
-    def _note_peak(self, units: Sequence[_Unit], *, with_gradients: bool) -> None:
-        parts = sum(
-            unit.own.nbytes + (0 if unit.gradient is None else unit.gradient.nbytes) for unit in self._all_units()
-        )
-        gradients = sum(unit.bytes for unit in units if unit.trained) if with_gradients else 0
-        self._peak = max(self._peak, parts + sum(unit.bytes for unit in units) + gradients)
+    def _collect(self) -> None:
+        for unit in self._all_units():
+            unit.collect()
+
+    def release(self) -> None:
+        self._leave()
+        self._coming.clear()
+        for unit in self._all_units():
+            unit.drop()
+
+    def _note_peak(self, growing: Sequence[_Unit] = ()) -> None:
+        """Parts of everything, whole weights here or on their way, gradients that are whole or on theirs."""
+        units = list(self._all_units())
+        parts = sum(unit.own.nbytes + (0 if unit.gradient is None else unit.gradient.nbytes) for unit in units)
+        whole = sum(unit.whole.untyped_storage().nbytes() + unit.passing_bytes for unit in units)
+        self._peak = max(self._peak, parts + whole + sum(unit.bytes for unit in growing if unit.trained))
 
     def finish(self) -> None:
         """One small exchange tells which parameters got a gradient anywhere."""
         self.release()
+        self._collect()
         had = torch.tensor([float(value) for value in self._had.values()])
         dist.all_reduce(had, dist.ReduceOp.MAX, group=self._group)
         used = dict(zip(self._had, had.bool().tolist(), strict=True))
