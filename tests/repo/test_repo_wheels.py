@@ -178,6 +178,7 @@ KEYWORDS = {
         "micro_batches",
         "precision",
         "sync",
+        "context_attention",
         "mesh",
     },
     "distensor.nn:suggest_sharding": {"module"},

@@ -113,6 +113,66 @@ def test_looped_stages_are_on_their_ranks() -> None:
     plan.check()
 
 
+class Tokens(nn.Module):
+    """ids (rows, length) -> next-token loss; 5 heads of 2, a convolution of no use to anybody but the rules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(15, 10)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(10, 10, bias=False) for _ in range(4))
+        self.head = nn.Linear(10, 15, bias=False)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        heads = (
+            project(x).unflatten(-1, (5, 2)).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        mixed = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.o_proj(mixed.transpose(1, 2).flatten(2))
+        x = x + x.cumsum(-1)
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+def tokens() -> dict[str, Tensor]:
+    ids = torch.randint(15, (4, 8))
+    return {"input_ids": ids, "labels": ids}
+
+
+def test_a_cut_model_shows_its_layouts_and_what_each_rank_holds() -> None:
+    columns = ("q_proj", "k_proj", "v_proj", "embed", "head")
+    rules = {f"{name}.weight": ds.Shard(dim=0) for name in columns} | {"o_proj.weight": ds.Shard(dim=1)}
+    declared = ds.DistributedModel(Tokens(), tp_spec=ds.ShardingSpec(rules))
+    parallel = ds.ParallelConfig(tensor_parallel=2, context_parallel=2)
+    plan = ds.plan(declared, parallel=parallel, batch=tokens(), mesh=mesh(4), context_attention="ring")
+    assert [(rank.place.tp, rank.place.cp) for rank in plan.ranks] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    halves = [4 * 6 * 10 + 2 * 8 * 10, 4 * 4 * 10 + 2 * 7 * 10]
+    assert [rank.parameters for rank in plan.ranks] == halves * 2
+    assert plan.layouts["q_proj.weight"].local_shape(0) == (6, 10)
+    assert plan.ranks[0].forward_flops > plan.ranks[1].forward_flops
+    text = str(plan)
+    assert re.search(r"^head\.weight +15x10 +0  8 \+ 7 +uneven$", text, re.MULTILINE)
+    assert re.search(r"^o_proj\.weight +10x10 +1  6 \+ 4 +uneven$", text, re.MULTILINE)
+    assert plan.problems == ()
+
+
+def test_what_is_gathered_for_want_of_a_rule_is_shown() -> None:
+    declared = ds.DistributedModel(Tokens(), tp_spec=ds.ShardingSpec({"embed.weight": ds.Shard(dim=1)}))
+    plan = ds.plan(declared, parallel=ds.ParallelConfig(tensor_parallel=2), batch=tokens())
+    assert plan.gathers
+    assert f"gathered: {plan.gathers[0]}" in str(plan)
+
+
+def test_weights_that_cannot_be_cut_so_often_are_refused_with_the_rest() -> None:
+    spec = ds.ShardingSpec({"q_proj.weight": ds.Shard(dim=0), "o_proj.weight": ds.Shard(dim=1)})
+    declared = ds.DistributedModel(Tokens(), tp_spec=spec)
+    with pytest.raises(SeveralProblemsError) as caught:
+        ds.plan(declared, parallel=ds.ParallelConfig(tensor_parallel=6), batch=tokens(), mesh=mesh(4))
+    said = str(caught.value)
+    assert "6 ranks, and the mesh has 4 free workers" in said
+    assert "q_proj.weight" in said
+    assert "5 units for tensor_parallel=6" in said
+
+
 def test_the_model_is_left_alone() -> None:
     declared = model(1)
     before = {name: value.clone() for name, value in declared.module.state_dict().items()}

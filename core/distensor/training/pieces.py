@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from distensor.core.layouts import WeightLayout
     from distensor.nn import DistributedModel
-    from distensor.program import Captured, Cut, StageProgram
+    from distensor.program import Captured, Cut, Partition, StageProgram
     from distensor.program.values import WeightSpec
     from distensor.training.options import TrainerOptions
     from distensor.training.replies import Layout, Reply
@@ -40,6 +40,8 @@ class MeshPieces:
     schedule: Schedule
     cuts: Mapping[tuple[int, int], Cut]
     layouts: Mapping[str, WeightLayout]
+    gathers: tuple[str, ...] = ()
+    """What is made whole on every rank of an axis for want of a rule, in words."""
     sync: Sync = Sync.ALLREDUCE
 
     @classmethod
@@ -58,7 +60,14 @@ class MeshPieces:
             attention=options.context_attention,
         )
         cuts = {place: cut(graph, model.stages) for place, graph in parts.graphs.items()}
-        return cls(parallel=parallel, schedule=options.schedule, cuts=cuts, layouts=parts.layouts, sync=options.sync)
+        return cls(
+            parallel=parallel,
+            schedule=options.schedule,
+            cuts=cuts,
+            layouts=parts.layouts,
+            gathers=_gathers(parts),
+            sync=options.sync,
+        )
 
     @property
     def first(self) -> Cut:
@@ -179,6 +188,11 @@ def _sent(program: StageProgram, *, gradients: bool) -> tuple[WeightSpec, ...]:
     if gradients:
         return tuple(spec for spec in program.parameters if spec.requires_grad)
     return (*program.parameters, *program.buffers)
+
+
+def _gathers(parts: Partition) -> tuple[str, ...]:
+    cut = [f"{found.op} in {found.module!r} (tp; from {', '.join(found.weights)})" for found in parts.gathers]
+    return (*cut, *(f"{op} in {module!r} (cp; the whole sequence)" for op, module in parts.whole_sequences))
 
 
 def _dims(model: DistributedModel) -> dict[str, int | None]:

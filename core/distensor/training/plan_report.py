@@ -58,7 +58,7 @@ class Plan:
     bubble: float
     layouts: Mapping[str, WeightLayout]
     gathers: tuple[str, ...]
-    """Operations that tensor parallelism has no rule for: they run whole on every rank, on gathered values."""
+    """Operations that tensor or context parallelism has no rule for: they run whole on every rank of the axis."""
     mesh: Reading[Mesh]
     problems: tuple[UserError, ...]
 

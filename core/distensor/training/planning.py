@@ -41,6 +41,7 @@ def plan(
     micro_batches: int | None = None,
     precision: str = "fp32",
     sync: str = "allreduce",
+    context_attention: str = "all_gather",
     mesh: Mesh | None = None,
 ) -> Plan:
     """What training `model` on `parallel` would take: stages, parameters, operations and memory of each rank.
@@ -57,7 +58,16 @@ def plan(
     problems = Problems()
     seen = _mesh(mesh)
     problems.check(check_workers, parallel, seen)
-    options = problems.check(_options, model, parallel, schedule, micro_batches, precision, sync)
+    options = problems.check(
+        _options,
+        model=model,
+        parallel=parallel,
+        schedule=schedule,
+        micro_batches=micro_batches,
+        precision=precision,
+        sync=sync,
+        context_attention=context_attention,
+    )
     pieces = None if options is None else problems.check(cut_for, model, options, batch, loss, loss_weight)
     if options is None or pieces is None:
         problems.report()
@@ -76,29 +86,17 @@ def _mesh(mesh: Mesh | None) -> Reading[Mesh]:
         return Unavailable(reason="no session is open")
 
 
-def _options(
-    model: DistributedModel,
-    parallel: ParallelConfig,
-    schedule: str,
-    micro_batches: int | None,
-    precision: str,
-    sync: str,
-) -> TrainerOptions:
-    return TrainerOptions.of(
-        model=model,
-        parallel=parallel,
-        schedule=schedule,
-        micro_batches=micro_batches,
-        clip_norm=None,
-        norm_type=2.0,
-        precision=precision,
-        recompute="none",
-        context_attention="all_gather",
-        accumulate=1,
-        lr_schedule=None,
-        seed=0,
-        sync=sync,
-    )
+def _options(**chosen: Any) -> TrainerOptions:
+    """What shapes the prediction is chosen; everything else is as the Trainer has it without keywords."""
+    others: dict[str, Any] = {
+        "clip_norm": None,
+        "norm_type": 2.0,
+        "recompute": "none",
+        "accumulate": 1,
+        "lr_schedule": None,
+        "seed": 0,
+    }
+    return TrainerOptions.of(**others, **chosen)
 
 
 def _predict(pieces: MeshPieces, options: TrainerOptions, batch: Any, mesh: Reading[Mesh], problems: Problems) -> Plan:
@@ -136,7 +134,7 @@ def _predict(pieces: MeshPieces, options: TrainerOptions, batch: Any, mesh: Read
         ),
         bubble=run.mean_idle,
         layouts=pieces.layouts,
-        gathers=(),
+        gathers=pieces.gathers,
         mesh=mesh,
         problems=problems.found,
     )
