@@ -182,6 +182,8 @@ _LIST = (
     _decoder("mistral", "Mistral", num_key_value_heads=2, sliding_window=8),
     _decoder("olmo2", "Olmo2", num_key_value_heads=2),
     _decoder("gemma2", "Gemma2", num_key_value_heads=2, head_dim=8, sliding_window=8, attn_implementation="eager"),
+    # Experts as one batched product: the other implementations branch on values, which no graph can hold.
+    _decoder("mixtral", "Mixtral", num_key_value_heads=2, num_local_experts=4, experts_implementation="batched_mm"),
     Family(
         name="gpt2",
         build=_transformers(
