@@ -172,7 +172,10 @@ REDUCING: Mapping[str, Rule] = {
     "aten.cosine_similarity.default": _similarity,
     **{f"aten.{name}.default": _elementwise_loss for name in _ELEMENTWISE.split()},
     **dict.fromkeys(
-        itertools.chain(("aten.cross_entropy_loss.default", "aten.nll_loss.default", "aten.nll_loss_nd.default")),
+        itertools.chain(
+            ("aten.cross_entropy_loss.default", "aten.nll_loss.default", "aten.nll_loss_nd.default"),
+            ("dist.cross_entropy.default",),
+        ),
         _target_loss,
     ),
 }

@@ -37,6 +37,13 @@ class Origin:
         positions = ((place - start) / self.scale for start in self._starts())
         yield from (int(position) for position in positions if position.denominator == 1)
 
+    def ranges(self, total: Extent, extent: int) -> list[tuple[int, int]]:
+        """(start, stop) of a layout of this total in the weight's dim; all of its `extent` where that is not known."""
+        length = total * self.scale if isinstance(total, int) else None
+        found = [] if length is None else [(start, start + length) for start in self._starts()]
+        is_known = found and all(part.denominator == 1 for pair in found for part in pair)
+        return [(int(start), int(stop)) for start, stop in found] if is_known else [(0, extent)]
+
     def _starts(self) -> list[Fraction]:
         """Where position 0 lies in the weight."""
         places = [] if self.offset is None else [self.offset]
@@ -90,13 +97,6 @@ class Layout:
         """The same layout, following the weights of both."""
         return replace(self, origins={**other.origins, **self.origins})
 
-    def granularity(self, units: Mapping[str, int]) -> Fraction:
-        """What the weights' units come to in this dim: owners change only at multiples of it."""
-        found = Fraction(1)
-        for name, origin in self.origins.items():
-            found = _common_multiple(found, Fraction(units[name]) / origin.scale)
-        return found
-
 
 def _unrolled(origin: Origin, count: int, block: Extent) -> Origin:
     """`count` blocks one after the other: known places if they lie so in the weight."""
@@ -107,7 +107,8 @@ def _unrolled(origin: Origin, count: int, block: Extent) -> Origin:
     return replace(origin, offset=None)
 
 
-def _common_multiple(left: Fraction, right: Fraction) -> Fraction:
+def common_multiple(left: Fraction, right: Fraction) -> Fraction:
+    """The smallest number that both divide."""
     ratio = left / right
     return left * ratio.denominator
 

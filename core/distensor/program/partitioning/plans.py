@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 from math import lcm
 
 from distensor.core.errors import ShardingError
 from distensor.core.layouts import WeightLayout, even_lengths
-from distensor.program.partitioning.layout import Layout, Origin
+from distensor.program.partitioning.layout import Layout, Origin, common_multiple
 
 
 class RestartError(Exception):
     """A weight must be cut otherwise: another pass is needed."""
 
 
+@dataclass(frozen=True, slots=True)
+class UnitIn:
+    """Owners change only at multiples of `unit` between `start` and `stop` of a weight's cut dim."""
+
+    start: int
+    stop: int
+    unit: int
+
+
 @dataclass(slots=True)
 class WeightPlan:
-    """One weight: blocks between `cuts`, each spread evenly over the ranks in multiples of `unit`."""
+    """One weight: blocks between `cuts`, each spread evenly over the ranks in multiples of its unit."""
 
     name: str
     shape: tuple[int, ...]
     dim: int
     ranks: int
-    unit: int = 1
-    unit_place: str = ""
-    """The module that needs the unit."""
-    cuts: set[int] = field(default_factory=set)
+    units: frozenset[UnitIn] = frozenset()
+    cuts: frozenset[int] = frozenset()
     trouble: str | None = None
     """Why this cut is a way out, and refused when it does not lead to compute without gathering."""
 
@@ -36,26 +43,34 @@ class WeightPlan:
     def extent(self) -> int:
         return self.shape[self.dim]
 
-    def lengths(self, cuts: Iterable[int] = ()) -> list[int]:
-        """The blocks, with further cuts."""
+    def blocks(self, units: Iterable[UnitIn] = (), cuts: Iterable[int] = ()) -> list[tuple[int, int]]:
+        """(length, unit) of each block, with further units and cuts."""
         at = sorted({0, self.extent, *self.cuts, *cuts})
-        return [stop - start for start, stop in pairwise(at)]
+        known = (*self.units, *units)
+        return [(stop - start, _unit_between(known, start, stop)) for start, stop in pairwise(at)]
 
-    def allows(self, unit: int, cuts: Iterable[int] = ()) -> bool:
+    def allows(self, units: Iterable[UnitIn] = (), cuts: Iterable[int] = ()) -> bool:
         """Whether every block has a unit for each rank."""
-        return all(length % unit == 0 and length // unit >= self.ranks for length in self.lengths(cuts))
+        return all(length % unit == 0 and length // unit >= self.ranks for length, unit in self.blocks(units, cuts))
+
+    def unit_between(self, start: int, stop: int) -> int:
+        return _unit_between(self.units, start, stop)
 
     def layout(self) -> WeightLayout:
         segments = [
             (length, owner)
-            for block in self.lengths()
-            for owner, length in enumerate(even_lengths(block, self.ranks, self.unit))
+            for block, unit in self.blocks()
+            for owner, length in enumerate(even_lengths(block, self.ranks, unit))
         ]
         return WeightLayout(shape=self.shape, dim=self.dim, ranks=self.ranks, segments=tuple(segments))
 
     def start(self) -> Layout:
         """The layout of the weight's own dim."""
         return Layout.of(self.layout().segments, origins={self.name: Origin()})
+
+
+def _unit_between(units: Iterable[UnitIn], start: int, stop: int) -> int:
+    return lcm(*(item.unit for item in units if item.start < stop and start < item.stop))
 
 
 class Plans:
@@ -74,31 +89,28 @@ class Plans:
             for name, dim in dims.items()
         }
         for plan in self.of.values():
-            if not plan.allows(1):
+            if not plan.allows():
                 raise ShardingError(
                     f"{plan.name!r} has {plan.extent} elements along dim {plan.dim} and tensor_parallel={ranks}: "
                     f"use Replicate() for it, or at most {plan.extent} ranks"
                 )
 
-    @property
-    def units(self) -> dict[str, int]:
-        return {name: plan.unit for name, plan in self.of.items()}
-
     def can_use_unit(self, layout: Layout, unit: Fraction | int) -> bool:
         """Whether all weights behind `layout` can be cut so that it changes owners at multiples of `unit` only."""
         wanted = self._units(layout, unit)
-        return bool(wanted) and all(self.of[name].allows(value) for name, value in wanted.items())
+        return bool(wanted) and all(self.of[name].allows(units) for name, units in wanted.items())
 
-    def use_unit(self, layout: Layout, unit: Fraction | int, place: str) -> None:
+    def use_unit(self, layout: Layout, unit: Fraction | int) -> None:
         """Cut them so. Raises RestartError if that changes a plan, or one has changed in this pass."""
-        self._set_units(layout, unit, place)
+        self._set_units(layout, unit)
         self._restart_if_changed()
 
-    def _set_units(self, layout: Layout, unit: Fraction | int, place: str) -> None:
-        for name, value in self._units(layout, unit).items():
+    def _set_units(self, layout: Layout, unit: Fraction | int) -> None:
+        for name, units in self._units(layout, unit).items():
             plan = self.of[name]
-            if plan.allows(value) and plan.unit != value:
-                plan.unit, plan.unit_place = value, place
+            new = frozenset(item for item in units if plan.unit_between(item.start, item.stop) % item.unit)
+            if new and plan.allows(new):
+                plan.units |= new
                 self.changed = True
 
     def _restart_if_changed(self) -> None:
@@ -106,15 +118,27 @@ class Plans:
         if self.changed:
             raise RestartError
 
-    def _units(self, layout: Layout, unit: Fraction | int) -> dict[str, int]:
+    def _units(self, layout: Layout, unit: Fraction | int) -> dict[str, frozenset[UnitIn]]:
+        """What a unit in a layout asks of each weight behind it."""
         return {
-            name: lcm(self.of[name].unit, (unit * origin.scale).numerator) for name, origin in layout.origins.items()
+            name: frozenset(
+                UnitIn(start, stop, (unit * origin.scale).numerator)
+                for start, stop in origin.ranges(layout.total, self.of[name].extent)
+            )
+            for name, origin in layout.origins.items()
         }
+
+    def granularity(self, layout: Layout) -> Fraction:
+        """What the weights' units come to in a layout: owners change only at multiples of it."""
+        found = Fraction(1)
+        for name, origin in layout.origins.items():
+            for start, stop in origin.ranges(layout.total, self.of[name].extent):
+                found = common_multiple(found, self.of[name].unit_between(start, stop) / origin.scale)
+        return found
 
     def can_cut(self, layout: Layout, positions: Iterable[int], unit: int = 1) -> bool:
         """Whether all weights behind `layout` can have blocks that end at these positions, with units inside."""
-        wanted = self._cuts(layout, positions)
-        units = {name: (unit * origin.scale).numerator for name, origin in layout.origins.items()}
+        wanted, units = self._cuts(layout, positions), self._units(layout, unit)
         return bool(wanted) and all(cuts and self.of[name].allows(units[name], cuts) for name, cuts in wanted.items())
 
     def use_cuts(self, layout: Layout, positions: Iterable[int], trouble: str | None = None) -> None:
@@ -125,12 +149,13 @@ class Plans:
     def _set_cuts(self, layout: Layout, positions: Iterable[int], trouble: str | None) -> None:
         for name, cuts in self._cuts(layout, positions).items():
             plan = self.of[name]
-            new = cuts - plan.cuts
-            if new and plan.allows(1, new):
-                plan.unit = plan.unit if plan.allows(plan.unit, new) else 1
-                plan.cuts |= new
-                plan.trouble = plan.trouble or trouble
-                self.changed = True
+            bare = replace(plan, units=frozenset())
+            if cuts <= plan.cuts or not bare.allows((), cuts):
+                continue
+            plan.units = plan.units if plan.allows((), cuts) else frozenset()
+            plan.cuts |= cuts
+            plan.trouble = plan.trouble or trouble
+            self.changed = True
 
     def _cuts(self, layout: Layout, positions: Iterable[int]) -> dict[str, set[int]]:
         wanted = list(positions)
@@ -141,14 +166,12 @@ class Plans:
             for name, origin in layout.origins.items()
         }
 
-    def agree(self, first: Layout, second: Layout, place: str) -> None:
+    def agree(self, first: Layout, second: Layout) -> None:
         """Two layouts of one dim differ: cut their weights alike. Raises RestartError if that changes a plan."""
-        units = self.units
-        common = first.granularity(units)
-        common *= (common / second.granularity(units)).denominator
+        common = common_multiple(self.granularity(first), self.granularity(second))
         for layout in (first, second):
             if self.can_use_unit(layout, common):
-                self._set_units(layout, common, place)
+                self._set_units(layout, common)
         self._restart_if_changed()
         borders = self._borders(first), self._borders(second)
         self._set_cuts(first, borders[1], None)
@@ -173,12 +196,13 @@ class Plans:
 
     def too_few(self, layout: Layout, unit: Fraction | int, place: str) -> str:
         """The message for a weight with fewer units than ranks."""
-        for name, value in self._units(layout, unit).items():
+        for name, wanted in self._units(layout, unit).items():
             plan = self.of[name]
-            if not plan.allows(value):
-                units = plan.extent // value
+            if not plan.allows(wanted):
+                length, needed = min(plan.blocks(wanted), key=lambda block: block[0] // block[1])
+                units = length // needed
                 return (
-                    f"{name!r} is used in units of {value} along dim {plan.dim} (in {place or 'the root module'!r}): "
+                    f"{name!r} is used in units of {needed} along dim {plan.dim} (in {place or 'the root module'!r}): "
                     f"{units} {'unit' if units == 1 else 'units'} for tensor_parallel={plan.ranks}; "
                     f"use Replicate() for it, or at most tensor_parallel={max(units, 1)}"
                 )

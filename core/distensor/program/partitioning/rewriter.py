@@ -23,6 +23,8 @@ from distensor.program.partitioning.plans import Plans
 from distensor.program.signatures import SIGNATURES
 from distensor.program.values import Argument, Node, Ref, WeightRef
 
+TENSOR_AXIS = Axis.TP.value
+
 
 @dataclass(frozen=True, slots=True)
 class PerRank:
@@ -67,26 +69,13 @@ class Gathered:
     weights: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
-    """One pass: the axis and what is cut when it starts."""
-
-    axis: Axis
-    size: int
-    plans: Plans
-    starts: Mapping[Name, Shard]
-    partial_weights: bool = False
-    """Gradients of weights stay partial sums, which are added over the axis after the backward pass."""
-
-
 class Rewriter:
     """Reads the nodes of `captured` through rules and writes drafts."""
 
-    def __init__(self, captured: Captured, task: Task) -> None:
+    def __init__(self, captured: Captured, plans: Plans) -> None:
         self.captured = captured
-        self.task = task
-        self.size = task.size
-        self.plans = task.plans
+        self.size = plans.ranks
+        self.plans = plans
         self.drafts: list[Draft] = []
         self.gathers: list[Gathered] = []
         self.info: dict[Name, Info] = {Ref(name): info for name, info in captured.values.items()}
@@ -94,7 +83,9 @@ class Rewriter:
             self.info[WeightRef(spec.name)] = Info(
                 dtype=spec.dtype, shape=tuple(spec.shape), requires_grad=spec.requires_grad
             )
-        self.shards: dict[Name, Shard] = dict(task.starts)
+        self.shards: dict[Name, Shard] = {
+            WeightRef(name): Shard(dim=plan.dim, layout=plan.start()) for name, plan in plans.of.items()
+        }
         self._made: dict[tuple[Any, ...], Ref] = {}
         self._taken = set(captured.values)
         self._counts: Counter[str] = Counter()
@@ -145,7 +136,7 @@ class Rewriter:
         name = base
         while name in self._taken:
             self._counts[base] += 1
-            name = f"{base}.{self.task.axis}{self._counts[base]}"
+            name = f"{base}.{TENSOR_AXIS}{self._counts[base]}"
         self._taken.add(name)
         return name
 
@@ -187,7 +178,7 @@ class Rewriter:
     # Changing how values are cut
 
     def _collective(self, kind: str, value: Name, args: Mapping[str, Loose], info: Info, shard: Shard | None) -> Ref:
-        return self.emit(f"dist.{kind}.default", {"self": value, **args, "axis": self.task.axis.value}, info, shard)
+        return self.emit(f"dist.{kind}.default", {"self": value, **args, "axis": TENSOR_AXIS}, info, shard)
 
     def _cached(self, key: tuple[Any, ...], make: Callable[[], Ref]) -> Ref:
         """Made once for all that use a value; a weight's in every module, which may be another stage."""
@@ -200,16 +191,9 @@ class Rewriter:
     def entered(self, value: Name) -> Name:
         """A whole value on its way into compute that differs between the ranks."""
         info = self.info[value]
-        if not info.requires_grad or (self.task.partial_weights and isinstance(value, WeightRef)):
+        if not info.requires_grad:
             return value
         return self._cached(("enter", value), lambda: self._collective("enter", value, {}, info, None))
-
-    def replicated(self, value: Name) -> Name:
-        """A whole value on its way into compute that is the same on all ranks."""
-        info = self.info[value]
-        if not self.task.partial_weights or not info.requires_grad or isinstance(value, Ref):
-            return value
-        return self._cached(("once", value), lambda: self._collective("once", value, {}, info, None))
 
     def whole(self, value: Name, *, planned: bool = False) -> Name:
         """The full value on every rank. `planned`: the rule wants it so, it is no way out."""
@@ -223,17 +207,12 @@ class Rewriter:
         args = {"dim": shard.dim, **_pieces(shard.layout)}
         return self._cached(("gather", value), lambda: self._collective("gather", value, args, self.info[value], None))
 
-    def common(self, value: Name) -> Name:
-        """Made whole if it is cut, on its way into compute that is the same on all ranks."""
-        return self.replicated(self.whole(value))
-
     def outside(self, value: Name) -> Name:
         """Made whole if it is cut, on its way into compute that differs between the ranks."""
         return self.entered(self.whole(value))
 
     def split(self, value: Name, shard: Shard) -> Name:
         """A whole value becomes cut."""
-        value = self.replicated(value)
         args = {"dim": shard.dim, **_pieces(shard.layout)}
         key = ("split", value, shard.dim, shard.layout)
         return self._cached(key, lambda: self._collective("split", value, args, self.info[value], shard))
@@ -244,18 +223,18 @@ class Rewriter:
         if found is not None and found.dim == shard.dim:
             if found.layout == shard.layout:
                 return value
-            self.plans.agree(found.layout, shard.layout, self.node.module)
+            self.plans.agree(found.layout, shard.layout)
         return self.split(self.whole(value), shard)
 
     def reduced(self, value: Name, *, name: str | None = None) -> Ref:
         """Partial sums become their sum on every rank."""
-        args = {"self": value, "axis": self.task.axis.value}
+        args = {"self": value, "axis": TENSOR_AXIS}
         return self.emit("dist.reduce.default", args, self.info[value], name=name)
 
     def largest(self, value: Name) -> Ref:
         """The largest over the ranks, without a gradient."""
         info = replace(self.info[value], requires_grad=False)
-        return self.emit("dist.maximum.default", {"self": value, "axis": self.task.axis.value}, info)
+        return self.emit("dist.maximum.default", {"self": value, "axis": TENSOR_AXIS}, info)
 
     # Small steps that rules share
 
@@ -278,7 +257,7 @@ class Rewriter:
 
     def _whole_argument(self, value: Loose) -> Loose:
         if isinstance(value, (Ref, WeightRef)):
-            return self.common(value)
+            return self.whole(value)
         if isinstance(value, tuple):
             return tuple(self._whole_argument(item) for item in value)
         return value

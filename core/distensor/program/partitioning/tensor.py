@@ -7,14 +7,11 @@ from dataclasses import dataclass, replace
 
 from distensor.core.errors import ShardingError
 from distensor.core.layouts import WeightLayout
-from distensor.core.parallel import Axis
-from distensor.program.builder import Name
 from distensor.program.capturing import Captured, live_nodes
-from distensor.program.partitioning.layout import Shard
 from distensor.program.partitioning.plans import Plans, RestartError
-from distensor.program.partitioning.rewriter import Gathered, Rewriter, Task, local_info
+from distensor.program.partitioning.rewriter import TENSOR_AXIS, Gathered, Rewriter, local_info
 from distensor.program.partitioning.rules import RULES
-from distensor.program.values import AxisSpec, Ref, WeightRef, WeightSpec
+from distensor.program.values import AxisSpec, Ref, WeightSpec
 
 _MOST_PASSES = 64
 
@@ -59,10 +56,7 @@ def _dims(captured: Captured, placements: Mapping[str, int | None]) -> dict[str,
 def _tensor_pass(captured: Captured, dims: Mapping[str, int], size: int) -> Rewriter:
     plans = Plans({name: tuple(spec.shape) for name, spec in captured.parameters.items()}, dims, size)
     for _ in range(_MOST_PASSES):
-        starts: dict[Name, Shard] = {
-            WeightRef(name): Shard(dim=plan.dim, layout=plan.start()) for name, plan in plans.of.items()
-        }
-        rewriter = Rewriter(captured, Task(axis=Axis.TP, size=size, plans=plans, starts=starts))
+        rewriter = Rewriter(captured, plans)
         if rewrite(rewriter):
             return rewriter
     raise ShardingError(f"the parameters cannot be cut for tensor_parallel={size}: {_MOST_PASSES} ways were tried")
@@ -93,7 +87,7 @@ def rewrite(rewriter: Rewriter) -> bool:
 
 def local_graph(rewriter: Rewriter, rank: int, layouts: Mapping[str, WeightLayout]) -> Captured:
     """The graph of one rank."""
-    captured, task = rewriter.captured, rewriter.task
+    captured = rewriter.captured
     nodes = live_nodes([draft.node(rank) for draft in rewriter.drafts], {captured.loss, captured.weight})
     values = {
         name.name: local_info(info, rewriter.shards.get(name), rank)
@@ -105,7 +99,7 @@ def local_graph(rewriter: Rewriter, rank: int, layouts: Mapping[str, WeightLayou
         nodes=nodes,
         values=values,
         parameters={name: _local_spec(spec, layouts.get(name), rank) for name, spec in captured.parameters.items()},
-        axes=(*captured.axes, AxisSpec(name=task.axis.value, size=task.size, rank=rank)),
+        axes=(*captured.axes, AxisSpec(name=TENSOR_AXIS, size=rewriter.size, rank=rank)),
         layouts={**captured.layouts, **layouts},
     )
 

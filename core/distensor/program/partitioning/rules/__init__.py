@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from distensor.program.partitioning.rules import (
     attention,
-    collectives,
     elementwise,
     indexing,
     losses,
@@ -26,6 +25,5 @@ RULES: Mapping[str, Rule] = {
     **norms.RULES,
     **attention.RULES,
     **losses.RULES,
-    **collectives.RULES,
 }
 """Operations not named here get whole values and give whole values."""

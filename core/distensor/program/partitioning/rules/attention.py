@@ -50,7 +50,7 @@ def _grouped(rewriter: Rewriter, names: Mapping[str, Name], repeats: int) -> Non
             made = {name: rewriter.aligned(names[name], lead) for name in ("key", "value")}
             _attend(rewriter, {"query": rewriter.aligned(names["query"], wide), **made}, wide)
             return
-        rewriter.plans.agree(query.layout, wide.layout, rewriter.node.module)
+        rewriter.plans.agree(query.layout, wide.layout)
     if query is None or query.dim != dim:
         rewriter.passed_on()
         return
@@ -64,7 +64,7 @@ def _wider(layout: Layout, repeats: int) -> Layout:
 
 def _repeated(rewriter: Rewriter, name: Name, dim: int, repeats: int) -> Name:
     """Every head several times, one after the other."""
-    whole = rewriter.common(name)
+    whole = rewriter.whole(name)
     shape: tuple[Extent, ...] = rewriter.shape(whole)
     info = replace(rewriter.info[whole], shape=(*shape[:dim], times((shape[dim], repeats)), *shape[dim + 1 :]))
     return rewriter.emit("aten.repeat_interleave.self_int", {"self": whole, "repeats": repeats, "dim": dim}, info)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from distensor.program.ops import OPERATIONS
 from distensor.program.partitioning.rewriter import Rewriter
 from distensor.program.partitioning.rules.base import Rule, broadcast, lead, over, tensors
+from distensor.program.values import Ref
 
 _SECTIONS = ("# elementwise, one tensor", "# elementwise, two tensors")
 _OTHERS = frozenset({"aten.prelu.default", "aten.glu.default"})
@@ -41,7 +42,7 @@ def _names() -> list[str]:
 
 def elementwise(rewriter: Rewriter) -> None:
     """Any number of operands that are broadcast to one shape."""
-    shape = rewriter.shape(rewriter.out())
+    shape = rewriter.shape(Ref(next(name for name in rewriter.node.out if name is not None)))
     result = lead(rewriter, tensors(tuple(rewriter.node.args.values())), shape)
     if result is None:
         rewriter.passed_on()
@@ -78,6 +79,7 @@ def feature_dropout(rewriter: Rewriter) -> None:
 
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(_names(), elementwise),
+    "aten.broadcast_tensors.default": elementwise,
     "aten.type_as.default": typed_like,
     "aten.feature_dropout.default": feature_dropout,
 }

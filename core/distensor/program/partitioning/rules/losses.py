@@ -9,7 +9,7 @@ from distensor.program.builder import Name
 from distensor.program.expressions import Extent
 from distensor.program.partitioning.extents import times
 from distensor.program.partitioning.layout import Shard
-from distensor.program.partitioning.rewriter import Loose, Rewriter
+from distensor.program.partitioning.rewriter import TENSOR_AXIS, Loose, Rewriter
 from distensor.program.partitioning.rules.base import Rule, broadcast, is_one, lead, over, tensors
 from distensor.program.partitioning.rules.indexing import owned_ranges
 from distensor.program.partitioning.rules.reductions import all_hold, divide
@@ -49,7 +49,7 @@ def _over_classes(rewriter: Rewriter, shard: Shard, classes: int) -> None:
     own: dict[str, Loose] = {
         "classes": extent,
         "start": rewriter.each(start for start, _ in ranges),
-        "axis": rewriter.task.axis.value,
+        "axis": TENSOR_AXIS,
     }
     rewriter.keep({**args, **own}, None, op="dist.cross_entropy.default")
 
@@ -117,6 +117,5 @@ _ELEMENTWISE = (
 
 RULES: Mapping[str, Rule] = {
     "aten.cross_entropy_loss.default": cross_entropy,
-    "dist.cross_entropy.default": cross_entropy,
     **dict.fromkeys(_ELEMENTWISE, elementwise_loss),
 }

@@ -91,7 +91,7 @@ def _completed(rewriter: Rewriter, op: str, factors: Mapping[str, Loose], addend
         rewriter.reduced(partial, name=out.name)
         return
     total = rewriter.reduced(partial)
-    args: dict[str, Loose] = {"self": total, "other": rewriter.common(addend)}
+    args: dict[str, Loose] = {"self": total, "other": rewriter.whole(addend)}
     if scale != 1:
         args["alpha"] = scale
     rewriter.emit("aten.add.Tensor", args, rewriter.info[out], name=out.name)

@@ -9,7 +9,7 @@ from distensor.program.builder import Name
 from distensor.program.expressions import Extent
 from distensor.program.partitioning.extents import times
 from distensor.program.partitioning.layout import Layout, Shard
-from distensor.program.partitioning.rewriter import Loose, Rewriter, normal_dim
+from distensor.program.partitioning.rewriter import TENSOR_AXIS, Loose, Rewriter, normal_dim
 from distensor.program.partitioning.rules.base import Rule
 
 
@@ -68,7 +68,7 @@ def _amax(rewriter: Rewriter, value: Name, shard: Shard, dims: tuple[int, ...]) 
     partial = rewriter.one(rewriter.node.op, rewriter.node.args, out)
     rewriter.emit(
         "dist.maximum.default",
-        {"self": partial, "axis": rewriter.task.axis.value},
+        {"self": partial, "axis": TENSOR_AXIS},
         rewriter.info[out],
         name=out.name,
     )

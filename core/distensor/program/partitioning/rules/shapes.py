@@ -33,7 +33,7 @@ def view(rewriter: Rewriter) -> None:
     value, shard = found
     made = _viewed(rewriter, rewriter.shape(value), shard, rewriter.shape(out))
     if made is None:
-        rewriter.reshaped(rewriter.common(value), out.name, None)
+        rewriter.reshaped(rewriter.whole(value), out.name, None)
     else:
         rewriter.reshaped(value, out.name, made)
 
@@ -57,12 +57,12 @@ def _ask_for_units(rewriter: Rewriter, layout: Layout, needs: Sequence[Need]) ->
     for need in needs:
         has_blocks = seen(layout, replace(need, unit=1)) is not None
         if has_blocks and rewriter.plans.can_use_unit(layout, need.unit):
-            rewriter.plans.use_unit(layout, need.unit, rewriter.node.module)
+            rewriter.plans.use_unit(layout, need.unit)
 
 
 def _too_few(rewriter: Rewriter, layout: Layout, needs: Sequence[Need]) -> str | None:
     """What to say where a weight has fewer units than ranks."""
-    for need in needs:
+    for need in sorted(needs, key=lambda need: need.unit):
         if layout.origins and need.unit > 1 and not rewriter.plans.can_use_unit(layout, need.unit):
             return rewriter.plans.too_few(layout, need.unit, rewriter.node.module)
     return None
@@ -86,7 +86,7 @@ def expand(rewriter: Rewriter) -> None:
     if shard is not None:
         dim = shard.dim + len(shape) - len(rewriter.shape(value))
         if rewriter.shape(value)[shard.dim] != shape[dim]:
-            value, shard = rewriter.common(value), None
+            value, shard = rewriter.whole(value), None
         else:
             shard = Shard(dim=dim, layout=shard.layout)
     args = {"self": value, "size": rewriter.local(shape, shard)}
