@@ -6,7 +6,7 @@ parallelize_module. The same decoder, the same micro-batches, AdamW, one thread 
 every round gives a ratio of wall time and one of CPU time (of all processes of each side, the trainer included), and
 the table has their medians. The bar is 1.1 for wall time; for tensor parallel also half of the CPU time.
 
-    python benchmarks/four_d.py [--axes pp dp tp] [--rounds 15] [--width 256]
+    python benchmarks/four_d.py [--axes pp dp tp] [--rounds 15] [--width 256] [--rows 8] [--length 128]
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ BAR = 1.1
 VOCABULARY = 512
 HEADS = 4
 LAYERS = 4
-ROWS, LENGTH = 8, 128
 MICRO_BATCHES = {"pp": 4, "dp": 1, "tp": 1}
 STEPS = 3
 """Of each side in one round."""
@@ -86,16 +85,23 @@ def next_token(logits: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def batch() -> tuple[Tensor, Tensor]:
-    ids = torch.randint(VOCABULARY, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(1))
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    width: int
+    rows: int
+    length: int
+
+
+def batch(size: Size) -> tuple[Tensor, Tensor]:
+    ids = torch.randint(VOCABULARY, (size.rows, size.length + 1), generator=torch.Generator().manual_seed(1))
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
 Step = Callable[[], None]
 
 
-def _stock_pp(rank: int, width: int) -> Step:
-    model = Decoder(width)
+def _stock_pp(rank: int, size: Size) -> Step:
+    model = Decoder(size.width)
     half = LAYERS // 2
     if rank == 0:
         model.layers, model.norm, model.head = model.layers[:half], None, None
@@ -104,7 +110,7 @@ def _stock_pp(rank: int, width: int) -> Step:
     stage = PipelineStage(model, rank, 2, torch.device("cpu"))
     schedule = Schedule1F1B(stage, MICRO_BATCHES["pp"], loss_fn=next_token)
     optimizer = torch.optim.AdamW(model.parameters())
-    inputs, targets = batch()
+    inputs, targets = batch(size)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -117,20 +123,20 @@ def _stock_pp(rank: int, width: int) -> Step:
     return step
 
 
-def _stock_dp(rank: int, width: int) -> Step:
-    model = nn.parallel.DistributedDataParallel(Decoder(width))
-    inputs, targets = (part.chunk(2)[rank] for part in batch())
+def _stock_dp(rank: int, size: Size) -> Step:
+    model = nn.parallel.DistributedDataParallel(Decoder(size.width))
+    inputs, targets = (part.chunk(2)[rank] for part in batch(size))
     return _plain_step(model, inputs, targets)
 
 
-def _stock_tp(rank: int, width: int) -> Step:
+def _stock_tp(rank: int, size: Size) -> Step:
     del rank
     mesh = dist.init_device_mesh("cpu", (2,))
-    model = Decoder(width)
+    model = Decoder(size.width)
     columns = {f"layers.{layer}.{name}": ColwiseParallel() for layer in range(LAYERS) for name in ("q", "k", "v", "up")}
     rows = {f"layers.{layer}.{name}": RowwiseParallel() for layer in range(LAYERS) for name in ("o", "down")}
     parallelize_module(model, mesh, {**columns, **rows})
-    return _plain_step(model, *batch())
+    return _plain_step(model, *batch(size))
 
 
 def _plain_step(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
@@ -144,14 +150,14 @@ def _plain_step(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
     return step
 
 
-STOCK: Mapping[str, Callable[[int, int], Step]] = {"pp": _stock_pp, "dp": _stock_dp, "tp": _stock_tp}
+STOCK: Mapping[str, Callable[[int, Size], Step]] = {"pp": _stock_pp, "dp": _stock_dp, "tp": _stock_tp}
 NAMES = {"pp": "torch.distributed.pipelining", "dp": "DistributedDataParallel", "tp": "parallelize_module"}
 
 
-def _stock_process(axis: str, rank: int, width: int, folder: str, orders: Any) -> None:
+def _stock_process(axis: str, rank: int, size: Size, folder: str, orders: Any) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    step = STOCK[axis](rank, width)
+    step = STOCK[axis](rank, size)
     while (count := orders.recv()) > 0:
         for _ in range(count):
             step()
@@ -179,12 +185,12 @@ def _cpu_seconds(pids: list[int]) -> float:
 
 
 @contextmanager
-def stock(axis: str, width: int) -> Iterator[Side]:
+def stock(axis: str, size: Size) -> Iterator[Side]:
     context = get_context("spawn")
     pipes = [context.Pipe() for _ in range(2)]
     with TemporaryDirectory() as folder:
         workers = [
-            context.Process(target=_stock_process, args=(axis, rank, width, folder, pipes[rank][1]), daemon=True)
+            context.Process(target=_stock_process, args=(axis, rank, size, folder, pipes[rank][1]), daemon=True)
             for rank in range(2)
         ]
         for worker in workers:
@@ -224,13 +230,13 @@ def declared(axis: str, width: int) -> DistributedModel:
 
 
 @contextmanager
-def ours(axis: str, width: int) -> Iterator[Side]:
+def ours(axis: str, size: Size) -> Iterator[Side]:
     """The CPU time of hub and supervisors counts too."""
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     with (
         session("local", workers=2) as mesh,
         Trainer(
-            declared(axis, width),
+            declared(axis, size.width),
             parallel=PARALLEL[axis],
             loss=lambda outputs, given: next_token(outputs, given[1]),
             micro_batches=MICRO_BATCHES[axis],
@@ -238,7 +244,7 @@ def ours(axis: str, width: int) -> Iterator[Side]:
             session=mesh,
         ) as trainer,
     ):
-        given = batch()
+        given = batch(size)
 
         def run(count: int) -> None:
             for _ in range(count):
@@ -249,9 +255,9 @@ def ours(axis: str, width: int) -> Iterator[Side]:
         yield Side(run=run, pids=lambda: [psutil.Process().pid, *own])
 
 
-def compare(axis: str, width: int, rounds: int) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+def compare(axis: str, size: Size, rounds: int) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
     """(wall, CPU) of each round, ours and theirs."""
-    with stock(axis, width) as theirs, ours(axis, width) as own:
+    with stock(axis, size) as theirs, ours(axis, size) as own:
         for side in (theirs, own):
             side.run(STEPS)
         found: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
@@ -266,13 +272,16 @@ def main() -> int:
     parser.add_argument("--axes", nargs="*", default=["pp", "dp", "tp"], choices=list(STOCK))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--length", type=int, default=128)
     options = parser.parse_args()
+    size = Size(width=options.width, rows=options.rows, length=options.length)
     torch.set_num_threads(1)
     print("| axis | beside | ours, ms | theirs, ms | wall, ratio | ours, CPU ms | theirs, CPU ms | CPU, ratio |")
     print("|---|---|---|---|---|---|---|---|")
     worst = 0.0
     for axis in options.axes:
-        own, theirs = compare(axis, options.width, options.rounds)
+        own, theirs = compare(axis, size, options.rounds)
         cells = [NAMES[axis]]
         for place in (0, 1):
             ratio = statistics.median(mine[place] / their[place] for mine, their in zip(own, theirs, strict=True))

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 
 import torch
-from four_d import batch, declared, next_token  # type: ignore[import-not-found]  # beside this script
+from four_d import Size, batch, declared, next_token  # type: ignore[import-not-found]  # beside this script
 from torch import Tensor, nn
 
 from distensor.core.compute import Precision, Recompute
@@ -50,9 +50,9 @@ def step_seconds(runner: StageRunner, flat: Mapping[str, Tensor]) -> float:
     return time.process_time() - started
 
 
-def compare(pieces: Cut, rounds: int) -> dict[Recompute, tuple[int, float]]:
+def compare(pieces: Cut, example: object, rounds: int) -> dict[Recompute, tuple[int, float]]:
     """(kept bytes, median CPU seconds) of each mode."""
-    flat = pieces.flatten_batch(batch())
+    flat = pieces.flatten_batch(example)
     runners = {mode: StageRunner(pieces.programs[0], pieces.weights(0), recompute=mode) for mode in Recompute}
     kept = {mode: kept_bytes(runner, flat) for mode, runner in runners.items()}
     times: dict[Recompute, list[float]] = {mode: [] for mode in runners}
@@ -68,14 +68,15 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=256)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    example = batch(Size(width=options.width, rows=8, length=128))
     print("| precision | recompute | kept, MB | of none | CPU, ms | of none |")
     print("|---|---|---|---|---|---|")
     for precision in Precision:
         module = declared("dp", options.width).module
         graph = capture(
-            module.train(), batch(), loss=lambda outputs, given: next_token(outputs, given[1]), precision=precision
+            module.train(), example, loss=lambda outputs, given: next_token(outputs, given[1]), precision=precision
         )
-        found = compare(cut(graph), options.rounds)
+        found = compare(cut(graph), example, options.rounds)
         whole, fastest = found[Recompute.NONE]
         for mode, (kept, seconds) in found.items():
             print(
