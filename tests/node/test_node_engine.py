@@ -22,6 +22,7 @@ from distensor.node.engine import ShardEngine, StepReport
 from distensor.node.ipc import Emitter, WorkerAssignment
 from distensor.node.orders import JobPlan, Pace, StepOrder, TiedWeight
 from distensor.node.progress import ProgressReporter
+from distensor.node.snapshots import restore
 from distensor.optim import OptimizerSpec
 from distensor.optim.clipping import NormType
 from distensor.program import Cut
@@ -189,3 +190,28 @@ class TestProgress:
         assert loaded["stages"] == [0, 2]
         assert (step["loss"], step["tokens_per_second"], step["wait_s"], step["links"]) == (1.5, None, 0.3, [])
         assert step["rss"] > 0
+
+
+def flat_state(engine: ShardEngine) -> dict[str, torch.Tensor]:
+    state = engine.optimizer_state()
+    return {f"{key}/{field}": value.clone() for key, fields in state.items() for field, value in fields.items()}
+
+
+def test_an_engine_gives_what_it_keeps_and_takes_an_optimizer_state_back(engine: ShardEngine) -> None:
+    pieces = pieces_of(Chain(), 2)
+    load(engine, pieces, optimizer=OptimizerSpec(name="adamw", lr=0.1))
+    engine.step(1, [batch_of(3)], 0.1)
+    weights, state = engine.kept(["0/embed.weight"])
+    assert list(weights) == list(state) == ["0/embed.weight"]
+    assert sorted(state["0/embed.weight"]) == ["exp_avg", "exp_avg_sq", "step"]
+    saved = flat_state(engine)
+    engine.step(1, [batch_of(3)], 0.1)
+    restore(engine, saved)
+    assert all(torch.equal(flat_state(engine)[key], value) for key, value in saved.items())
+    restore(engine, {})
+    assert not any(engine.optimizer_state().values()), "of what nothing is given, it starts anew"
+    for wrong in ({"0/nobody/step": torch.tensor(1.0)}, {"0/embed.weight/step": torch.tensor(1.0)}):
+        with pytest.raises(ProgramRejectedError, match="optimizer state"):
+            restore(engine, wrong)
+    with pytest.raises(ProgramRejectedError, match="asked for '0/nobody'"):
+        engine.kept(["0/nobody"])

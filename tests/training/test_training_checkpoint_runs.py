@@ -18,8 +18,10 @@ from torch.utils.data import DataLoader, Dataset
 from distensor.core import ParallelConfig
 from distensor.core.errors import ConfigError
 from distensor.nn import DistributedModel, Shard, ShardingSpec, StageMapping
+from distensor.program.values import DType
 from distensor.training import Trainer, checkpoint_writing
 from distensor.training.checkpoint_folder import CheckpointFolder
+from distensor.training.checkpoint_manifest import Group
 from distensor.training.checkpoint_model import fill_model, model_tensors
 
 VOCABULARY = 131
@@ -152,7 +154,7 @@ SAVED = (PIPED, ZERO2, ZERO3, TENSOR, TENSOR_ZERO)
     ids=str,
 )
 def test_ckp_03_04_11_a_run_goes_on_under_any_layout(
-    runs: dict[Layout, Run], tmp_path: Path, saved: Layout, resumed: Layout
+    runs: dict[Layout, Run], tmp_path: Path, saved: Layout, resumed: Layout, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, folder = runs[saved], tmp_path / "run"
     shutil.copytree(run.folder, folder)
@@ -165,6 +167,7 @@ def test_ckp_03_04_11_a_run_goes_on_under_any_layout(
         trainer.resume(3)
         assert digests(trainer.save_checkpoint()) == run.digests, "gathered again, every bit is the same"
         losses = [trainer.step(batch).loss for batch in BATCHES[3:]]
+    assert caplog.text == "", "no setting that matters has changed"
     assert losses == (run.losses if resumed == saved else pytest.approx(run.losses, rel=1e-5))
 
 
@@ -177,6 +180,29 @@ def test_ckp_07_frozen_weights_buffers_and_unused_weights_are_in_the_checkpoint(
     for name in ("layers.0.weight", "layers.0.bias", "shift", "unused.weight", "unused.bias", "gain"):
         assert torch.equal(found[name], expected[name])
     assert not torch.equal(found["embed.weight"], expected["embed.weight"]), "that one was trained"
+
+
+def test_weights_in_half_precision_go_on_from_their_masters(tmp_path: Path) -> None:
+    """What is rounded into a bfloat16 weight is kept in full beside it."""
+    with thread_session(1) as session:
+
+        def trainer(seed: int) -> Trainer:
+            return Trainer(
+                DistributedModel(OddLM(seed).bfloat16()), parallel=ParallelConfig(), lr=1e-4, checkpoint=tmp_path,
+                session=session, progress=False,
+            )  # fmt: skip
+
+        with trainer(5) as first:
+            for batch in BATCHES[:3]:
+                first.step(batch)
+            path = first.save_checkpoint()
+            losses = [first.step(batch).loss for batch in BATCHES[3:]]
+        with trainer(77) as second:
+            second.resume()
+            assert [second.step(batch).loss for batch in BATCHES[3:]] == losses
+    state = CheckpointFolder(tmp_path).complete()[0].manifest.tensors[Group.OPTIMIZER]
+    assert path == CheckpointFolder(tmp_path).complete()[0].path
+    assert state["embed.weight/master"].spec.dtype is DType.FLOAT32
 
 
 # -- fit ---------------------------------------------------------------------------------------------------------

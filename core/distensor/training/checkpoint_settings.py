@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -26,8 +27,9 @@ FREE = frozenset({"lr", "first_lr", "distensor", "parallel", "stages", "micro_ba
 def run_settings(
     options: TrainerOptions, optimizer: OptimizerSpec, lr: float, schedule: LrSchedule | Callable[[int], float] | None
 ) -> dict[str, Any]:
-    """What a checkpoint keeps of the run, as JSON. A function as schedule cannot be kept; that it was one is."""
-    return {
+    """What a checkpoint keeps of the run, as JSON gives it back. A function as schedule cannot be kept; that it was one
+    is."""
+    settings = {
         "distensor": __version__,
         "parallel": options.parallel.describe(),
         "stages": options.stages,
@@ -43,6 +45,8 @@ def run_settings(
         "optimizer": {key: value for key, value in optimizer.to_json().items() if key != "lr"},
         "lr_schedule": schedule.to_json() if isinstance(schedule, LrSchedule) else schedule and "a function",
     }
+    found: dict[str, Any] = json.loads(json.dumps(settings))
+    return found
 
 
 def resumed_schedule(saved: Mapping[str, Any], own: Any) -> Any:

@@ -95,6 +95,11 @@ class Checkpointing:
         """The newest checkpoint that this trainer has completed."""
         return None if self._saver.last is None else self._saver.last.path
 
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._saver.busy
+
     def due(self, step: int) -> bool:
         """Whether to save after `step`: never while an earlier save is still being written, but then as soon as it is
         done."""
