@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -130,11 +131,17 @@ def _rank_row(rank: RankPlan) -> tuple[object, ...]:
 def _layout_lines(layouts: Mapping[str, WeightLayout]) -> list[str]:
     if not layouts:
         return []
-    rows = [
-        (name, "x".join(map(str, layout.shape)), layout.dim, _held(layout), "" if _is_even(layout) else "uneven")
+    alike = Counter(
+        (_general(name), "x".join(map(str, layout.shape)), layout.dim, _held(layout))
         for name, layout in layouts.items()
-    ]
-    return [table(("cut weight", "shape", "dim", "of each tp rank", ""), rows)]
+    )
+    headers = ("cut weight", "shape", "dim", "of each tp rank", "weights")
+    return [table(headers, [(*row, count) for row, count in alike.items()])]
+
+
+def _general(name: str) -> str:
+    """Layers of a list are alike: their index is left out."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def _held(layout: WeightLayout) -> str:
