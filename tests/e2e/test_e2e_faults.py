@@ -5,23 +5,28 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import e2e_models as models
+import mesh_models as decoders
 import psutil
 import pytest
 from local_socket import snapshot, wait_until
 
 from distensor.core import ParallelConfig
 from distensor.core.errors import JobFailedError, WorkerLostError
-from distensor.nn import DistributedModel, StageMapping
+from distensor.nn import DistributedModel, Shard, ShardingSpec, StageMapping
 from distensor.training import Session, Trainer
 from distensor.training.local import LocalCluster
 from distensor.training.sessions import open_session
 
 DP2_PP2 = ParallelConfig(data_parallel=2, pipeline_parallel=2)
+
+
+TP2_CP2 = ParallelConfig(tensor_parallel=2, context_parallel=2)
 
 
 @pytest.fixture
@@ -42,9 +47,26 @@ def start(opened: Session) -> Trainer:
     return Trainer(model, parallel=DP2_PP2, loss=models.classify, lr=0.01, progress=False, session=opened)
 
 
-def step_for_ever(trainer: Trainer) -> None:
+def test_a_worker_that_dies_within_a_collective_of_a_program_is_named(fresh: Session) -> None:
+    """All ranks of tp and cp wait for each other in the middle of a forward or backward pass."""
+    atlas = cluster_of(fresh).nodes[0].socket
+    spec = ShardingSpec({name: Shard(dim=dim) for name, dim in decoders.SHARDED.items()})
+    model = DistributedModel(decoders.Decoder(), tp_spec=spec)
+    trainer = Trainer(model, parallel=TP2_CP2, progress=False, session=fresh)
+    trainer.step(decoders.texts(1)[0])
+    victim = snapshot(atlas)["workers"][0]
+    killer = threading.Timer(0.3, os.kill, (victim["pid"], signal.SIGKILL))
+    killer.start()
+    started = time.monotonic()
+    with pytest.raises(WorkerLostError, match=rf"rank {victim['rank']} on node 'atlas'.*SIGKILL"):
+        step_for_ever(trainer, decoders.texts(1)[0])
+    assert time.monotonic() - started < 30
+    trainer.close()
+
+
+def step_for_ever(trainer: Trainer, batch: Any = None) -> None:
     while True:
-        trainer.step(models.points(1)[0])
+        trainer.step(models.points(1)[0] if batch is None else batch)
 
 
 def worker_pids(data: dict[str, Any]) -> list[int]:

@@ -134,6 +134,7 @@ class ShardEngine:
             self._updater = Updater(plan.optimizer, store.updated)
         except ConfigError as error:
             raise ProgramRejectedError(str(error)) from error
+        self._optimizer_bytes = 0
         self._loaded = True
 
     def _check_stages(self, plan: JobPlan, programs: Mapping[int, bytes]) -> None:
@@ -213,7 +214,7 @@ class ShardEngine:
         report = self._gradients(sequence, batches, number, pace)
         if report.weight > 0 and math.isfinite(report.loss) and math.isfinite(report.grad_norm):
             self._apply(report.weight, report.grad_norm, lr)
-            return replace(report, committed=True, optimizer_bytes=self._updater.bytes)
+            return replace(report, committed=True, optimizer_bytes=self._count_optimizer_bytes())
         return report
 
     def gradients(
@@ -343,7 +344,7 @@ class ShardEngine:
             wait_seconds=totals.wait_seconds,
             committed=False,
             held=self._weights.held,
-            optimizer_bytes=self._updater.bytes,
+            optimizer_bytes=self._optimizer_bytes,
             figures=self._measure(sequence, totals, len(batches)) if pace.measure else None,
         )
 
@@ -369,6 +370,12 @@ class ShardEngine:
             memory_limit=self._memory_limit,
             weight_bytes=sum(runner.program.weight_bytes for runner in self._runners.values()),
         )
+
+    def _count_optimizer_bytes(self) -> int:
+        """Counted once: after the first update every weight has all that goes with it."""
+        if self._optimizer_bytes == 0:
+            self._optimizer_bytes = self._updater.bytes
+        return self._optimizer_bytes
 
     def _apply(self, weight: float, norm: float, lr: float) -> None:
         self._updater.step(lr, clip_factor(norm, self._plan.clip_norm) / weight)
