@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+TOGETHER_BYTES = 1 << 20
+"""Gradients are handed over in lots of about this size: a call of autograd costs more than a small product."""
 Weighted: TypeAlias = "tuple[Tensor, Tensor]"
 """(weight, its gradient)"""
 
@@ -29,17 +31,25 @@ class WeightGradients:
     def run(self) -> None:
         """Compute what waits and add it to `.grad`, each parameter once; hooks on accumulation run as ever."""
         while self._waiting:
-            makers = self._waiting.pop(next(iter(self._waiting)))
-            sums: dict[int, Weighted] = {}
-            for make in makers:
-                for weight, gradient in make():
-                    before = sums.get(id(weight))
-                    sums[id(weight)] = (weight, gradient if before is None else before[1] + gradient)
-            del makers
-            weights, gradients = [weight for weight, _ in sums.values()], [gradient for _, gradient in sums.values()]
-            sums.clear()
-            if weights:
-                torch.autograd.backward(weights, gradients)
+            ready: list[Weighted] = []
+            size = 0
+            with torch.no_grad():
+                while self._waiting and size < TOGETHER_BYTES:
+                    made = _sums(self._waiting.pop(next(iter(self._waiting))))
+                    ready += made
+                    size += sum(gradient.nbytes for _, gradient in made)
+            if ready:
+                torch.autograd.backward([weight for weight, _ in ready], [gradient for _, gradient in ready])
+
+
+def _sums(makers: Sequence[Callable[[], Sequence[Weighted]]]) -> list[Weighted]:
+    """The gradients of one group, those of the same weight added."""
+    sums: dict[int, Weighted] = {}
+    for make in makers:
+        for weight, gradient in make():
+            before = sums.get(id(weight))
+            sums[id(weight)] = (weight, gradient if before is None else before[1] + gradient)
+    return list(sums.values())
 
 
 class Deferral:
@@ -47,6 +57,7 @@ class Deferral:
 
     def __init__(self) -> None:
         self._sink: WeightGradients | None = None
+        self._anchor = torch.zeros((), requires_grad=True)
 
     def start(self, sink: WeightGradients | None) -> None:
         """None: weights get their gradients in the backward pass, as torch does it."""
@@ -60,10 +71,10 @@ class Deferral:
             if self._sink is None or not torch.is_grad_enabled():
                 return function(*arguments)
             # Autograd keeps the value, or recomputes it; a second reference would hold it all the same.
-            others = tuple(None if place == rule.value else item for place, item in enumerate(arguments))
+            others = (*arguments[: rule.value], None, *arguments[rule.value + 1 :])
             call = _Call(rule=rule, arguments=others, sink=self._sink, group=group)
             value = arguments[rule.value]
-            return _Product.apply(_anchor(), value, lambda: function(*arguments), call)  # type: ignore[no-untyped-call]
+            return _Product.apply(self._anchor, value, lambda: function(*arguments), call)  # type: ignore[no-untyped-call]
 
         return product
 
@@ -109,20 +120,14 @@ class _Product(torch.autograd.Function):
         return None, rule.value_gradient(gradient, arguments) if ctx.needs_input_grad[1] else None, None, None
 
 
-def _anchor() -> Tensor:
-    return torch.zeros((), requires_grad=True)
-
-
 def _rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1])
 
 
-@torch.no_grad()
 def _linear_value(gradient: Tensor, arguments: Sequence[Any]) -> Tensor:
     return torch.matmul(gradient, arguments[1])
 
 
-@torch.no_grad()
 def _linear_weights(gradient: Tensor, value: Tensor, arguments: Sequence[Any]) -> list[Weighted]:
     rows = _rows(gradient)
     found = [(arguments[1], rows.t() @ _rows(value))]
@@ -131,7 +136,6 @@ def _linear_weights(gradient: Tensor, value: Tensor, arguments: Sequence[Any]) -
     return found
 
 
-@torch.no_grad()
 def _matmul_value(gradient: Tensor, arguments: Sequence[Any]) -> Tensor:
     return torch.matmul(gradient, arguments[1].t())
 
@@ -144,17 +148,14 @@ def _matrix_gradient(gradient: Tensor, value: Tensor, matrix: Tensor) -> Tensor:
     return rows.t() @ columns
 
 
-@torch.no_grad()
 def _matmul_weights(gradient: Tensor, value: Tensor, arguments: Sequence[Any]) -> list[Weighted]:
     return [(arguments[1], _matrix_gradient(gradient, value, arguments[1]))]
 
 
-@torch.no_grad()
 def _addmm_value(gradient: Tensor, arguments: Sequence[Any]) -> Tensor:
     return torch.mm(gradient, arguments[2].t())
 
 
-@torch.no_grad()
 def _addmm_weights(gradient: Tensor, value: Tensor, arguments: Sequence[Any]) -> list[Weighted]:
     bias, _, matrix = arguments[:3]
     return [(matrix, _matrix_gradient(gradient, value, matrix)), (bias, gradient.sum_to_size(bias.shape))]
@@ -164,7 +165,6 @@ def _embedding_value(gradient: Tensor, arguments: Sequence[Any]) -> Tensor:
     raise AssertionError("ids have no gradient")
 
 
-@torch.no_grad()
 def _embedding_weights(gradient: Tensor, value: Tensor, arguments: Sequence[Any]) -> list[Weighted]:
     weight = arguments[0]
     padding = arguments[2] if len(arguments) > 2 else -1
