@@ -102,6 +102,17 @@ def test_gathering_different_shapes_raises_on_every_rank(four: GroupPool, case: 
             raise GroupMismatchError(words)
 
 
+def gradients_on_some_ranks(rank: int) -> str:
+    x = torch.zeros(2, requires_grad=rank != 2)
+    return words_of(lambda: helpers.cat_outputs_cp_with_grad(x, 0, world(), gradient="sum"))
+
+
+def test_a_summed_gradient_is_wanted_by_all_ranks_or_by_none(four: GroupPool) -> None:
+    """Otherwise the backward pass of some would wait for the others."""
+    found = four.run(gradients_on_some_ranks)
+    assert all("rank 1: True, rank 2: False" in words for words in found)
+
+
 def different_calls(rank: int) -> str:
     x = torch.zeros(2)
     call = helpers.cat_outputs_cp if rank == 1 else helpers.cat_outputs_cp_with_grad

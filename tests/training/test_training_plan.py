@@ -226,6 +226,28 @@ def test_what_cannot_be_cut_is_refused_with_everything_else_that_is_wrong() -> N
     assert "micro_batches=0" in said
 
 
+def test_the_first_step_of_a_trainer_names_it_all_before_a_job_is_opened() -> None:
+    class Choosing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x if x.sum() > 0 else -x)
+
+    opened = SimpleNamespace(
+        query_mesh=lambda: mesh(1),
+        attach=lambda _: None,
+        detach=lambda _: None,
+        open_job=lambda **_: pytest.fail("a worker was asked"),
+    )
+    parallel = ds.ParallelConfig(data_parallel=2)
+    declared = ds.DistributedModel(Choosing(WIDTH, WIDTH))
+    with ds.Trainer(declared, parallel=parallel, loss=squared, session=cast("Any", opened)) as trainer:
+        with pytest.raises(SeveralProblemsError) as caught:
+            trainer.step(batch())
+        assert trainer.job is None
+    workers, capture = caught.value.problems
+    assert isinstance(workers, PlacementError)
+    assert isinstance(capture, CaptureError)
+
+
 def test_a_module_that_cannot_be_captured_is_refused_alone() -> None:
     class Choosing(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

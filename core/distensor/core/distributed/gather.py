@@ -69,7 +69,8 @@ def cat_outputs_cp_with_grad(
     group = check_member(cp_group)
     if gradient not in tuple(GatherGradient):
         raise ConfigError(f"gradient={gradient!r}: expected one of {', '.join(GatherGradient)}")
-    dim = _checked(group, f"cat_outputs_cp_with_grad(gradient={str(gradient)!r})", x, seq_dim, lengths)
+    name = f"cat_outputs_cp_with_grad(gradient={str(gradient)!r})"
+    dim = _checked(group, name, x, seq_dim, lengths, summed=gradient == GatherGradient.SUM)
     joined: Tensor = _Gather.apply(x, dim, group, lengths, GatherGradient(gradient))  # type: ignore[no-untyped-call]
     return joined
 
@@ -111,9 +112,17 @@ class _Gather(torch.autograd.Function):
         return own, None, None, None, None
 
 
-def _checked(group: dist.ProcessGroup, name: str, x: Tensor, seq_dim: int, lengths: Sequence[int] | None) -> int:
-    """The dim, counted from the front, once all ranks agree."""
-    calls = agree(group, name, lambda: _described(x, seq_dim, lengths))
+def _checked(
+    group: dist.ProcessGroup,
+    name: str,
+    x: Tensor,
+    seq_dim: int,
+    lengths: Sequence[int] | None,
+    *,
+    summed: bool = False,
+) -> int:
+    """The dim, counted from the front, once all ranks agree. `summed`: the backward pass communicates."""
+    calls = agree(group, name, lambda: _described(x, seq_dim, lengths, summed))
     for field, problem in _MUST_AGREE.items():
         check_same(group, calls, field, problem)
     found = [call["length"] for call in calls]
@@ -129,10 +138,11 @@ _MUST_AGREE = {
     "seq_dim": "seq_dim differs",
     "other_dims": "the sizes of the other dims differ",
     "lengths": "lengths= differs",
+    "backward": "some ranks need a gradient and others do not, and its sum takes all of them",
 }
 
 
-def _described(x: Tensor, seq_dim: int, lengths: Sequence[int] | None) -> Call:
+def _described(x: Tensor, seq_dim: int, lengths: Sequence[int] | None, summed: bool) -> Call:
     dim = checked_dim(x.ndim, seq_dim)
     return {
         "dtype": str(x.dtype),
@@ -140,6 +150,7 @@ def _described(x: Tensor, seq_dim: int, lengths: Sequence[int] | None) -> Call:
         "other_dims": [size for index, size in enumerate(x.shape) if index != dim],
         "length": x.shape[dim],
         "lengths": None if lengths is None else list(lengths),
+        "backward": summed and x.requires_grad and torch.is_grad_enabled(),
     }
 
 
