@@ -207,6 +207,26 @@ def test_every_rank_computes_as_many_pairs(
     assert len({sum(tile.rows * tile.columns for tile in found) for found in computed.values()}) == 1
 
 
+@pytest.mark.parametrize("method", [Method.ALL_GATHER, Method.RING])
+def test_causality_written_as_a_mask_costs_the_same(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Hugging Face's models do it: the mask is looked into, nothing unseen is computed, the work is even."""
+    done: dict[str, int] = {}
+    add = attention_tiles.Running.add
+
+    def watching(self: Any, tile: Tile, *rest: Any) -> None:
+        found = attention_tiles.seen(tile, self.mask)
+        assert found is not attention_tiles.Seen.SOME
+        whole = found is attention_tiles.Seen.EVERYTHING
+        pairs = dataclasses.replace(tile, is_cut=not whole).pairs if found is not attention_tiles.Seen.NOTHING else 0
+        done[threading.current_thread().name] = done.get(threading.current_thread().name, 0) + pairs
+        add(self, tile, *rest)
+
+    monkeypatch.setattr(attention_tiles.Running, "add", watching)
+    case = Case(length=24, ranks=3, causal=False, mask="flat", groups=2)
+    assert _difference(case, method) <= 1e-6
+    assert list(done.values()) == [100] * 3
+
+
 def test_ring_never_holds_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest shard of keys that tiles are taken from is one rank's."""
     seen: list[int] = []

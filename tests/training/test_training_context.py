@@ -24,23 +24,29 @@ def trainer_of(session: Any, module: Any, parallel: ParallelConfig, **options: A
 
 
 @pytest.mark.parametrize(
-    ("parallel", "method"),
+    ("parallel", "method", "options"),
     [
-        (ParallelConfig(context_parallel=2), "all_gather"),
-        (ParallelConfig(context_parallel=3, data_parallel=2, order="cp-dp-tp-pp"), "ring"),
-        (ParallelConfig(context_parallel=2, pipeline_parallel=2), "ulysses"),
-        (ParallelConfig(context_parallel=2, pipeline_parallel=2, data_parallel=2, order="pp-dp-cp-tp"), "all_gather"),
+        (ParallelConfig(context_parallel=3, data_parallel=2, order="cp-dp-tp-pp"), "ring", {"sync": "zero3"}),
+        (ParallelConfig(context_parallel=2, pipeline_parallel=2), "ulysses", {"schedule": "zero_bubble"}),
+        (
+            ParallelConfig(context_parallel=2, pipeline_parallel=2, data_parallel=2, order="pp-dp-cp-tp"),
+            "all_gather",
+            {},
+        ),
+        (ParallelConfig(context_parallel=2), "all_gather", {"recompute": "layer"}),
     ],
-    ids=lambda value: value.describe() if isinstance(value, ParallelConfig) else value,
+    ids=lambda value: value.describe() if isinstance(value, ParallelConfig) else str(value),
 )
-def test_equal_to_one_process(parallel: ParallelConfig, method: str) -> None:
+def test_equal_to_one_process(parallel: ParallelConfig, method: str, options: dict[str, Any]) -> None:
     """Batches change their length from step to step, and most lengths do not divide."""
     module = models.Decoder()
     batches = [batch for length in (9, 12, 7) for batch in models.texts(1, length=length, seed=length)]
     reference, losses, norms = models.train_here(module, batches, clip=0.5)
     with (
         thread_session(parallel.world_size) as session,
-        trainer_of(session, module, parallel, clip_norm=0.5, micro_batches=2, context_attention=method) as trainer,
+        trainer_of(
+            session, module, parallel, clip_norm=0.5, micro_batches=2, context_attention=method, **options
+        ) as trainer,
     ):
         history = trainer.fit(batches)
         parity = trainer.check_parity(batches[0])

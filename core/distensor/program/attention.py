@@ -50,9 +50,13 @@ class Problem:
         found = zip(self.pieces.owners, self.pieces.lengths, stops, strict=True)
         return tuple((stop - length, stop) for owner, length, stop in found if owner == rank)
 
-    def tiles(self, keys: Sequence[tuple[int, int]], is_fused: bool) -> Iterator[Tile]:
-        size = FUSED_TILE if is_fused else TILE
+    def tiles(self, keys: Sequence[tuple[int, int]], size: int) -> Iterator[Tile]:
         return tiles(self.chunks(self.group.rank), keys, causal=self.causal, size=size)
+
+    def all_keys(self, mask: Tensor | None) -> list[tuple[int, int]]:
+        """The whole sequence; under a mask chunk by chunk, where it may change from nothing to everything."""
+        cuts = [0, *itertools.accumulate(self.pieces.lengths)]
+        return [(0, cuts[-1])] if mask is None else list(itertools.pairwise(cuts))
 
 
 def attention(
@@ -106,17 +110,26 @@ class _Tiled(torch.autograd.Function):
     def keep(context: Any, running: Running, problem: Problem, tensors: Sequence[Tensor | None]) -> Tensor:
         query = tensors[0]
         assert query is not None
-        context.problem = problem
+        context.problem, context.seen = problem, running.mask
         context.save_for_backward(*tensors, running.out, running.logs)
         return running.out.flatten(1, 2).to(query.dtype)
 
 
-def _open(query: Tensor, groups: int, mask: Tensor | None) -> tuple[Tensor, Mask | None]:
-    return folded(query, groups), Mask.of(mask, groups)
+def _running(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Running:
+    groups = key.shape[1]
+    return Running(folded(query, groups), value.shape[-1], Mask.of(mask, groups))
 
 
-def _is_fused(query: Tensor, value: Tensor, mask: Tensor | None) -> bool:
-    return mask is None and is_fused_for(query, value)
+def _backward(context: Any, gradient: Tensor, groups: int) -> Backward:
+    """What remains to be added up, from what `keep` kept: queries first, mask, outputs and logs last."""
+    query, *_, out, logs = context.saved_tensors
+    results = (folded(gradient, groups), out, logs)
+    return Backward(folded(query, groups), results, context.seen, wants_mask=context.needs_input_grad[3])
+
+
+def _tile_size(query: Tensor, value: Tensor, mask: Tensor | None) -> int:
+    """Masks are looked at, and scores written down, in tiles that fit into a cache."""
+    return FUSED_TILE if mask is None and is_fused_for(query, value) else TILE
 
 
 def _unfolded(gradient: Tensor, like: Tensor) -> Tensor:
@@ -143,25 +156,22 @@ class _AllGather(_Tiled):
     ) -> Tensor:
         joined = problem.pieces.gather(problem.group, _joined(key, value))
         keys, values = _halves(joined, key.shape[-1])
-        opened, seen = _open(query, key.shape[1], mask)
-        is_fused = _is_fused(opened, value, mask)
-        running = Running(opened, value.shape[-1], is_fused)
-        for tile in problem.tiles([(0, joined.shape[2])], is_fused):
-            running.add(tile, keys, values, problem.scale, seen)
+        running = _running(query, key, value, mask)
+        size = _tile_size(query, value, mask)
+        for tile in problem.tiles(problem.all_keys(mask), size):
+            running.add(tile, keys, values, problem.scale)
         return _Tiled.keep(context, running, problem, (query, joined, mask))
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        query, joined, mask, out, logs = context.saved_tensors
-        problem, groups, width = context.problem, joined.shape[1], query.shape[-1]
+        query, joined, mask, *_ = context.saved_tensors
+        problem, width = context.problem, query.shape[-1]
         keys, values = _halves(joined, width)
-        opened, seen = _open(query, groups, mask)
-        is_fused = _is_fused(opened, values, mask)
-        results = (folded(gradients[0], groups), out, logs)
-        backward = Backward(opened, results, seen, wants_mask=context.needs_input_grad[3], is_fused=is_fused)
+        backward = _backward(context, gradients[0], joined.shape[1])
+        size = _tile_size(query, values, mask)
         total = torch.zeros_like(wide(joined))
         to = _halves(total, width)
-        for tile in problem.tiles([(0, joined.shape[2])], is_fused):
+        for tile in problem.tiles(problem.all_keys(mask), size):
             backward.add(tile, keys, values, problem.scale, to)
         local = problem.pieces.scatter(problem.group, total).to(joined.dtype)
         found = (_unfolded(backward.query, query), local[..., :width], local[..., width:])
@@ -173,25 +183,22 @@ class _Ring(_Tiled):
     def forward(
         context: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, problem: Problem
     ) -> Tensor:
-        opened, seen = _open(query, key.shape[1], mask)
-        is_fused = _is_fused(opened, value, mask)
-        running = Running(opened, value.shape[-1], is_fused)
+        running = _running(query, key, value, mask)
+        size = _tile_size(query, value, mask)
         shard = _joined(key, value)
         for step in range(problem.group.size):
             shard = _passed(problem, shard, step) if step else shard
             keys, values = _halves(shard, key.shape[-1])
-            for tile in problem.tiles(problem.chunks(_origin(problem, step)), is_fused):
-                running.add(tile, keys, values, problem.scale, seen)
+            for tile in problem.tiles(problem.chunks(_origin(problem, step)), size):
+                running.add(tile, keys, values, problem.scale)
         return _Tiled.keep(context, running, problem, (query, key, value, mask))
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, mask, out, logs = context.saved_tensors
-        problem, groups, width = context.problem, key.shape[1], key.shape[-1]
-        opened, seen = _open(query, groups, mask)
-        is_fused = _is_fused(opened, value, mask)
-        results = (folded(gradients[0], groups), out, logs)
-        backward = Backward(opened, results, seen, wants_mask=context.needs_input_grad[3], is_fused=is_fused)
+        query, key, value, mask, *_ = context.saved_tensors
+        problem, width = context.problem, key.shape[-1]
+        backward = _backward(context, gradients[0], key.shape[1])
+        size = _tile_size(query, value, mask)
         shard = _joined(key, value)
         total = torch.zeros_like(wide(shard))
         for step in range(problem.group.size):
@@ -199,7 +206,7 @@ class _Ring(_Tiled):
                 shard, total = _passed(problem, shard, step), _passed(problem, total, step)
             keys, values = _halves(shard, width)
             to = _halves(total, width)
-            for tile in problem.tiles(problem.chunks(_origin(problem, step)), is_fused):
+            for tile in problem.tiles(problem.chunks(_origin(problem, step)), size):
                 backward.add(tile, keys, values, problem.scale, to)
         home = _passed(problem, total, problem.group.size).to(shard.dtype)
         found = (_unfolded(backward.query, query), home[..., :width], home[..., width:])

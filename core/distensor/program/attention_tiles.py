@@ -10,13 +10,14 @@ Shapes: query [B, G, R, T, D], key [B, G, 1, S, D], value [B, G, 1, S, E]: G key
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 import torch
 from torch import Tensor
 
 from distensor.core.sequence import Tile
-from distensor.program.attention_fused import fused_attend, fused_gradients
+from distensor.program.attention_fused import fused_attend, fused_gradients, is_fused_for
 
 TILE = 1024
 """Rows and columns of a tile: bounds the memory for scores to a few megabytes a head."""
@@ -33,12 +34,24 @@ def folded(value: Tensor, groups: int) -> Tensor:
     return wide(value).reshape(value.shape[0], groups, value.shape[1] // groups, *value.shape[2:])
 
 
+class Seen(StrEnum):
+    """Which keys of a tile its queries see."""
+
+    NOTHING = "nothing"
+    EVERYTHING = "everything"
+    DIAGONAL = "diagonal"
+    """Row i the columns up to i."""
+    SOME = "some"
+    """As the mask says."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mask:
     """An attention mask [b, h, t, s] (each may be 1): bool (true means seen) or added to the scores."""
 
     values: Tensor
     groups: int
+    _known: dict[Tile, Seen] = field(default_factory=dict)
 
     @staticmethod
     def of(values: Tensor | None, groups: int) -> Mask | None:
@@ -55,10 +68,32 @@ class Mask:
         groups = 1 if values.shape[1] == 1 else self.groups
         return values.view(values.shape[0], groups, values.shape[1] // groups, *values.shape[2:])
 
-    def is_empty(self, tile: Tile) -> bool:
-        """Whether nothing of the tile is seen. Only bool masks are looked into."""
-        values = self.values
-        return values.dtype is torch.bool and values.device.type != "meta" and not bool(self.part(tile).any())
+    def seen(self, tile: Tile) -> Seen:
+        """Looks into bool masks: models that write causality as a mask get the same work done as others."""
+        if tile not in self._known:
+            self._known[tile] = self._look(tile)
+        return self._known[tile]
+
+    def _look(self, tile: Tile) -> Seen:
+        if self.values.dtype is not torch.bool or tile.is_cut:
+            return Seen.SOME
+        part = self.part(tile)
+        if bool(part.all()):
+            return Seen.EVERYTHING
+        if not bool(part.any()):
+            return Seen.NOTHING
+        diagonal = tile.query == tile.key and bool((part == _diagonal(tile, part)).all())
+        return Seen.DIAGONAL if diagonal else Seen.SOME
+
+
+def seen(tile: Tile, mask: Mask | None) -> Seen:
+    if mask is not None:
+        return mask.seen(tile)
+    return Seen.DIAGONAL if tile.is_cut else Seen.EVERYTHING
+
+
+def _diagonal(tile: Tile, like: Tensor) -> Tensor:
+    return torch.ones(tile.rows, tile.columns, dtype=torch.bool, device=like.device).tril()
 
 
 def _narrowed(value: Tensor, dim: int, start: int, length: int) -> Tensor:
@@ -68,12 +103,12 @@ def _narrowed(value: Tensor, dim: int, start: int, length: int) -> Tensor:
 def scores_of(query: Tensor, key: Tensor, scale: float, tile: Tile, mask: Mask | None) -> Tensor:
     """[B, G, R, rows, columns]; minus infinity where a query does not see a key."""
     scores = (query * scale) @ key.transpose(-2, -1)
-    if mask is not None:
+    found = seen(tile, mask)
+    if mask is not None and found is Seen.SOME:
         part = mask.part(tile)
         scores = scores.masked_fill(~part, -math.inf) if part.dtype is torch.bool else scores + part
-    if tile.is_cut:
-        unseen = scores.new_ones(tile.rows, tile.columns, dtype=torch.bool).triu(1)
-        scores = scores.masked_fill(unseen, -math.inf)
+    if tile.is_cut or found is Seen.DIAGONAL:
+        scores = scores.masked_fill(~_diagonal(tile, scores), -math.inf)
     return scores
 
 
@@ -95,25 +130,30 @@ def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[
     return first[0] * torch.exp(first[1] - safe) + second[0] * torch.exp(second[1] - safe), logs
 
 
+def _is_fused(tile: Tile, mask: Mask | None, query: Tensor, value: Tensor) -> bool:
+    return seen(tile, mask) is not Seen.SOME and is_fused_for(query, value)
+
+
 class Running:
     """Outputs of the queries of a shard, merged tile by tile."""
 
-    def __init__(self, query: Tensor, width: int, is_fused: bool) -> None:
-        self._query, self._is_fused = query, is_fused
+    def __init__(self, query: Tensor, width: int, mask: Mask | None) -> None:
+        self._query, self.mask = query, mask
         self.out = query.new_zeros((*query.shape[:-1], width))
         self.logs = query.new_full((*query.shape[:-1], 1), -math.inf)
 
-    def add(self, tile: Tile, key: Tensor, value: Tensor, scale: float, mask: Mask | None) -> None:
+    def add(self, tile: Tile, key: Tensor, value: Tensor, scale: float) -> None:
         """Merge one tile; `key` and `value` are the shard that the tile's columns are of."""
-        if mask is not None and mask.is_empty(tile):
+        found = seen(tile, self.mask)
+        if found is Seen.NOTHING:
             return
         query, out, logs = (part.narrow(-2, tile.row, tile.rows) for part in (self._query, self.out, self.logs))
         keys, values = (part.narrow(-2, tile.column, tile.columns) for part in (key, value))
-        if self._is_fused:
-            found = fused_attend(query, keys, values, scale, tile.is_cut)
+        if _is_fused(tile, self.mask, query, values):
+            made = fused_attend(query, keys, values, scale, found is Seen.DIAGONAL)
         else:
-            found = attend(scores_of(query, keys, scale, tile, mask), values)
-        merged = merge((out, logs), found)
+            made = attend(scores_of(query, keys, scale, tile, self.mask), values)
+        merged = merge((out, logs), made)
         out.copy_(merged[0])
         logs.copy_(merged[1])
 
@@ -122,15 +162,9 @@ class Backward:
     """Gradients of the queries of a shard (and of their mask), tile by tile."""
 
     def __init__(
-        self,
-        query: Tensor,
-        results: tuple[Tensor, Tensor, Tensor],
-        mask: Mask | None,
-        *,
-        wants_mask: bool,
-        is_fused: bool,
+        self, query: Tensor, results: tuple[Tensor, Tensor, Tensor], mask: Mask | None, *, wants_mask: bool
     ) -> None:
-        self._query, self._mask, self._is_fused = query, mask, is_fused
+        self._query, self._mask = query, mask
         gradient, out, logs = results
         self._results = (gradient, out, _finite(logs))
         self._delta = (gradient * out).sum(-1, keepdim=True)
@@ -139,20 +173,21 @@ class Backward:
 
     def add(self, tile: Tile, key: Tensor, value: Tensor, scale: float, to: tuple[Tensor, Tensor]) -> None:
         """Add what one tile gives; `to` holds the gradients of the shard of keys and of values."""
-        if self._mask is not None and self._mask.is_empty(tile):
+        found = seen(tile, self._mask)
+        if found is Seen.NOTHING:
             return
         query, delta, total, *results = (
             part.narrow(-2, tile.row, tile.rows) for part in (self._query, self._delta, self.query, *self._results)
         )
         shard = (key.narrow(-2, tile.column, tile.columns), value.narrow(-2, tile.column, tile.columns))
-        if self._is_fused:
-            gradient, out, logs = results
-            found = fused_gradients(query, shard, (gradient, out, logs), scale, tile.is_cut)
+        gradient, out, logs = results
+        if _is_fused(tile, self._mask, query, shard[1]):
+            made = fused_gradients(query, shard, (gradient, out, logs), scale, found is Seen.DIAGONAL)
         else:
-            found = self._gradients(tile, scale, query, shard, (results[0], delta, results[2]))
-        total += found[0]
-        for gradients, part in zip(to, found[1:], strict=True):
-            gradients.narrow(-2, tile.column, tile.columns).add_(part)
+            made = self._gradients(tile, scale, query, shard, (gradient, delta, logs))
+        total += made[0]
+        for sum_, part in zip(to, made[1:], strict=True):
+            sum_.narrow(-2, tile.column, tile.columns).add_(part)
 
     def _gradients(
         self,

@@ -65,6 +65,19 @@ def _pointwise(rw: Rewriter, node: Node, operands: Sequence[tuple[str, Name]]) -
     return True
 
 
+def _broadcast(rw: Rewriter, node: Node) -> bool:
+    """Several tensors in the shape that they have together."""
+    parts = node.args["tensors"]
+    assert isinstance(parts, tuple)
+    names = [part for part in parts if isinstance(part, (Ref, WeightRef))]
+    shape = next(rw.captured.values[name].shape for name in node.out if name is not None)
+    target = broadcast_target(rw, names, shape)
+    if target is None:
+        return False
+    rw.add(node, {"tensors": tuple(aligned(rw, name, target, len(shape)) for name in names)}, [target] * len(names))
+    return True
+
+
 def _typed(rw: Rewriter, node: Node) -> bool:
     """`other` gives its dtype alone."""
     return _pointwise(rw, node, [pair for pair in tensors(node) if pair[0] != "other"])
@@ -139,6 +152,7 @@ POINTWISE: Mapping[str, Rule] = {
     **{f"aten.{name}.default": pointwise for name in _UNARY.split()},
     **{f"aten.{name}": pointwise for name in _OVERLOADS.split()},
     **dict.fromkeys(_OURS, pointwise),
+    "aten.broadcast_tensors.default": _broadcast,
     "aten.type_as.default": _typed,
     "aten.dropout.default": _dropout,
     "aten.feature_dropout.default": _feature_dropout,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 
 from distensor.program.builder import Info
@@ -113,7 +112,7 @@ def _fits(rw: Rewriter, shape: Sequence[Extent], whole: Sequence[Extent]) -> boo
 
 
 def _target_loss(rw: Rewriter, node: Node) -> bool:
-    """cross_entropy and nll over classes that every rank has all of."""
+    """cross_entropy and nll, also over classes that another axis cuts."""
     logits, target = node.args["self"], node.args["target"]
     if not isinstance(logits, (Ref, WeightRef)) or not isinstance(target, (Ref, WeightRef)):
         return False
@@ -171,11 +170,8 @@ REDUCING: Mapping[str, Rule] = {
     "aten.rms_norm.default": _normalised,
     "aten.cosine_similarity.default": _similarity,
     **{f"aten.{name}.default": _elementwise_loss for name in _ELEMENTWISE.split()},
-    **dict.fromkeys(
-        itertools.chain(
-            ("aten.cross_entropy_loss.default", "aten.nll_loss.default", "aten.nll_loss_nd.default"),
-            ("dist.cross_entropy.default",),
-        ),
-        _target_loss,
-    ),
+    "aten.cross_entropy_loss.default": _target_loss,
+    "aten.nll_loss.default": _target_loss,
+    "aten.nll_loss_nd.default": _target_loss,
+    "dist.cross_entropy.default": _target_loss,
 }
