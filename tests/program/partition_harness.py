@@ -27,12 +27,15 @@ class Ranks:
     per_rank: Sequence[Mapping[str, Tensor]] = field(default=())
 
 
-def divided(captured: Captured, spec: Mapping[str, Any], ranks: int) -> Partition:
-    """Partition by the declaration that users write."""
+def dims_of(captured: Captured, spec: Mapping[str, Any]) -> dict[str, int | None]:
+    """The declaration that users write, as partition takes it."""
     shapes = {name: spec.shape for name, spec in captured.parameters.items()}
     resolved = ShardingSpec(spec).resolve(shapes)
-    dims = {name: rule.dim if isinstance(rule, Shard) else None for name, rule in resolved.items()}
-    return partition(captured, dims, tensor=ranks)
+    return {name: rule.dim if isinstance(rule, Shard) else None for name, rule in resolved.items()}
+
+
+def divided(captured: Captured, spec: Mapping[str, Any], ranks: int) -> Partition:
+    return partition(captured, dims_of(captured, spec), tensor=ranks)
 
 
 def run_ranks(

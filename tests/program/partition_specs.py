@@ -36,6 +36,11 @@ SPECS: Mapping[str, Mapping[str, Any]] = {
     "mistral": _decoder(**_HEAD),
     "olmo2": _decoder(**_HEAD),
     "gemma2": _decoder(),
+    "mixtral": {
+        **{name: rule for name, rule in _decoder(**_HEAD).items() if ".mlp." not in name},
+        "model.layers.*.mlp.experts.gate_up_proj": ROW,  # [experts, out, in]
+        "model.layers.*.mlp.experts.down_proj": Shard(dim=2),
+    },
     "gpt2": {
         "transformer.wte.weight": COLUMN,
         "transformer.h.*.attn.c_attn.weight": ROW,  # Conv1D: [in, out], queries, keys and values in one

@@ -309,6 +309,16 @@ def test_cross_entropy_over_a_cut_vocabulary(reduction: str, smoothing: float, s
     assert "dist.gather.default" not in {node.op for node in made.captured().nodes}
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_likelihood_over_a_cut_vocabulary(reduction: str) -> None:
+    def loss(outputs: Tensor, batch: Any) -> Tensor:
+        made = F.nll_loss(outputs.log_softmax(-1).transpose(1, 2), batch[1], reduction=reduction)
+        return made if made.ndim == 0 else (made * made).sum()
+
+    made = _compare(Module(column, {"a": (11, 8)}), {"a": D0}, 3, _labelled, loss=loss, loss_weight="rows")
+    assert made.gathers == ()
+
+
 LOSSES: Mapping[str, Callable[..., Tensor]] = {
     "mse_loss": F.mse_loss,
     "l1_loss": F.l1_loss,

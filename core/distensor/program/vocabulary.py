@@ -38,12 +38,16 @@ class _CrossEntropy(torch.autograd.Function):
         raised = (own - largest[:, None]).exp_()
         picked = own.gather(1, local[:, None])[:, 0].masked_fill(foreign, 0)
         shares = None if weight is None else weight[options.start : options.start + own.shape[1]].to(own.dtype)
-        spread = own.sum(1) if shares is None else own @ shares
-        sums = group.all_reduce(torch.stack((raised.sum(1), picked, spread)), Reduction.SUM)
+        parts = [raised.sum(1), picked]
+        if options.smoothing:
+            parts.append(own.sum(1) if shares is None else own @ shares)
+        sums = group.all_reduce(torch.stack(parts), Reduction.SUM)
         rows = options.count(target.reshape(-1), weight, own.dtype)
         logarithm = sums[0].log() + largest
         mass = options.mass(weight, own.dtype)
-        loss = rows.hit * (logarithm - sums[1]) + rows.smooth * (mass * logarithm - sums[2])
+        loss = rows.hit * (logarithm - sums[1])
+        if options.smoothing:
+            loss = loss + rows.smooth * (mass * logarithm - sums[2])
         context.save_for_backward(raised, sums[0], local, foreign, rows.hit, rows.smooth, mass, shares, rows.divisor)
         context.options, context.shape, context.dtype = options, logits.shape, logits.dtype
         return options.reduced(loss, rows, target.shape).to(logits.dtype)
@@ -56,7 +60,8 @@ class _CrossEntropy(torch.autograd.Function):
         if divisor is not None:
             scale = scale / divisor
         hit, smooth = hit * scale, smooth * scale
-        made = raised * ((hit + smooth * mass) / total)[:, None]
+        pull = hit + smooth * mass if options.smoothing else hit
+        made = raised * (pull / total)[:, None]
         made.scatter_add_(1, local[:, None], -hit.masked_fill(foreign, 0)[:, None])
         if options.smoothing:
             made -= smooth[:, None] if shares is None else smooth[:, None] * shares

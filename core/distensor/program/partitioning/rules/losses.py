@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import IntEnum
 
 from distensor.program.builder import Name
@@ -11,8 +12,9 @@ from distensor.program.partitioning.extents import times
 from distensor.program.partitioning.layout import Shard
 from distensor.program.partitioning.rewriter import TENSOR_AXIS, Loose, Rewriter
 from distensor.program.partitioning.rules.base import Rule, broadcast, is_one, lead, over, tensors
-from distensor.program.partitioning.rules.indexing import owned_ranges
+from distensor.program.partitioning.rules.indexing import localised, owned_ranges
 from distensor.program.partitioning.rules.reductions import all_hold, divide
+from distensor.program.values import DType
 
 
 class _Mode(IntEnum):
@@ -52,6 +54,52 @@ def _over_classes(rewriter: Rewriter, shard: Shard, classes: int) -> None:
         "axis": TENSOR_AXIS,
     }
     rewriter.keep({**args, **own}, None, op="dist.cross_entropy.default")
+
+
+def likelihood(rewriter: Rewriter) -> None:
+    """nll_loss of cut log-probabilities: each rank picks the targets that it has, and all are summed."""
+    value, target = rewriter.argument("self"), rewriter.argument("target")
+    shard = rewriter.shard(value)
+    classes = 1 if len(rewriter.shape(value)) > 1 else 0
+    ranges = None if shard is None else owned_ranges(rewriter, shard.layout)
+    if shard is None or shard.dim != classes or ranges is None or rewriter.argument("weight") is not None:
+        rewriter.passed_on()
+        return
+    target = rewriter.whole(target)
+    ignored, picked = _picked(rewriter, value, target, classes, ranges)
+    losses = rewriter.one("aten.masked_fill.Scalar", {"self": picked, "mask": ignored, "value": 0}, picked)
+    out, mode = rewriter.out(), rewriter.argument("reduction")
+    if mode == _Mode.NONE:
+        rewriter.emit("aten.neg.default", {"self": losses}, rewriter.info[out], name=out.name)
+        return
+    negative = rewriter.one("aten.neg.default", {"self": losses}, losses)
+    if mode == _Mode.SUM:
+        rewriter.emit("aten.sum.default", {"self": negative}, rewriter.info[out], name=out.name)
+        return
+    counted = rewriter.one("aten.logical_not.default", {"self": ignored}, ignored)
+    number = replace(rewriter.info[target], shape=())
+    count = rewriter.emit("aten.sum.default", {"self": counted}, number)
+    added = rewriter.one("aten.sum.default", {"self": negative}, out)
+    rewriter.emit("aten.div.Tensor", {"self": added, "other": count}, rewriter.info[out], name=out.name)
+
+
+def _picked(
+    rewriter: Rewriter, value: Name, target: Name, classes: int, ranges: list[tuple[int, int]]
+) -> tuple[Name, Name]:
+    """(which targets are ignored, the log-probability of each target, whole on every rank)."""
+    flags = replace(rewriter.info[target], dtype=DType.BOOL)
+    ignored = rewriter.emit("aten.eq.Scalar", {"self": target, "other": rewriter.argument("ignore_index")}, flags)
+    inside, foreign = localised(rewriter, target, ranges)
+    shape = list(rewriter.shape(target))
+    shape.insert(classes, 1)
+    opened = replace(rewriter.info[target], shape=tuple(shape))
+    index = rewriter.emit("aten.unsqueeze.default", {"self": inside, "dim": classes}, opened)
+    info = replace(rewriter.info[value], shape=tuple(shape))
+    found = rewriter.emit("aten.gather.default", {"self": value, "dim": classes, "index": index}, info)
+    rows = replace(info, shape=rewriter.shape(target))
+    closed = rewriter.emit("aten.squeeze.dim", {"self": found, "dim": classes}, rows)
+    own = rewriter.emit("aten.masked_fill.Scalar", {"self": closed, "mask": foreign, "value": 0}, rows)
+    return ignored, rewriter.reduced(own)
 
 
 def _over_rows(rewriter: Rewriter, shard: Shard, row: int) -> None:
@@ -117,5 +165,7 @@ _ELEMENTWISE = (
 
 RULES: Mapping[str, Rule] = {
     "aten.cross_entropy_loss.default": cross_entropy,
+    "aten.nll_loss.default": likelihood,
+    "aten.nll_loss_nd.default": likelihood,
     **dict.fromkeys(_ELEMENTWISE, elementwise_loss),
 }
