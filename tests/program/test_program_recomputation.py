@@ -180,6 +180,8 @@ def test_what_is_kept_is_the_inputs(split: bool) -> None:
         put_off = WeightGradients() if split else None
         loss_of(runner, rows(5), put_off=put_off)
         kept[mode] = kept_bytes(lambda runner=runner, put_off=put_off: loss_of(runner, BATCH, put_off=put_off))  # type: ignore[misc]
+        expected = {Recompute.NONE: 0, Recompute.LAYER: LAYERS * HIDDEN_BYTES, Recompute.STAGE: HIDDEN_BYTES}
+        assert runner.kept_bytes == expected[mode]
     small = 1 << 10
     assert kept[Recompute.STAGE] < small, "the batch is the caller's"
     # What first and last keep: the results of first, of tanh and of the last layer; each layer its input.

@@ -194,7 +194,7 @@ class PipelineExecutor:
             return
         with counting_held_bytes([*runner.parameters.values(), *runner.buffers.values()]) as held:
             yield
-        run.totals.held_bytes = held.total
+        run.totals.held_bytes = held.total + runner.kept_bytes
 
     def _batch_inputs(self, program: StageProgram, batch: Batch) -> dict[str, Tensor]:
         names = [spec.name for spec in program.inputs_from(Source.BATCH)]

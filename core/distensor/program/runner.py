@@ -64,6 +64,7 @@ class StageRunner:
         self._tape: Tape = record(program, self._draws, self.device, axes or {}, self._deferral, recompute)
         self._bindings: OrderedDict[tuple[int, ...], Environment] = OrderedDict()
         self._checked: list[tuple[int, ...]] = []
+        self._kept: dict[int, int] = {}
 
     def forward(
         self,
@@ -83,6 +84,7 @@ class StageRunner:
         environment = list(fixed)
         for slot, name in tape.inputs:
             environment[slot] = inputs[name]
+        self._kept.clear()
         start = functools.partial(self._start, seed, training, put_off)
         start()
         keeps = not torch.is_grad_enabled()
@@ -92,6 +94,11 @@ class StageRunner:
             else:
                 self._run_lightly(segment, segment.inputs, environment, fixed, start)
         return {name: environment[slot] for name, slot in tape.results}
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the inputs that recomputation kept in the last forward pass, each memory block counted once."""
+        return sum(self._kept.values())
 
     def _start(self, seed: int | None, training: bool, put_off: WeightGradients | None) -> None:
         self._draws.start(seed, training)
@@ -108,6 +115,8 @@ class StageRunner:
     ) -> None:
         """Keep nothing but what the segment reads; its backward pass runs it again on that."""
         kept = [(slot, environment[slot]) for slot in slots]
+        storages = [value.untyped_storage() for _, value in kept if isinstance(value, Tensor)]
+        self._kept.update({storage.data_ptr(): storage.nbytes() for storage in storages})
 
         def again() -> None:
             start()
