@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import mesh_models as models
@@ -109,3 +110,25 @@ def test_dropout_of_whole_values_is_the_same_on_all_tensor_ranks() -> None:
             losses.append(trainer.fit(models.texts(3)).losses)
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert losses[0] != pytest.approx(models.train_here(models.Decoder(), models.texts(3))[1], rel=1e-3)
+
+
+def test_evaluation_files_and_small_batches_on_cut_weights(tmp_path: Path) -> None:
+    """One row for two replicas: the ranks of the other one have nothing to do, and all agree on that."""
+    module, batches = models.Decoder(), models.texts(3)
+    parallel = ParallelConfig(data_parallel=2, tensor_parallel=2, context_parallel=2)
+    with thread_session(8) as session, trainer_of(session, module, parallel, ema=0.5) as trainer:
+        expected = float(module(**batches[0]).detach())
+        assert trainer.evaluate(batches[:1]) == pytest.approx(expected, rel=1e-5)
+        assert trainer.check_parity(models.texts(1, rows=1)[0]).max_relative_difference <= 1e-5
+        trainer.step(batches[0])
+        before = trainer.state_dict()
+        trainer.save(str(tmp_path / "weights"))
+        assert trainer.step(batches[1]).step == 2
+        averages, after = trainer.ema_state_dict(), trainer.state_dict()
+        trainer.load(str(tmp_path / "weights"))
+        again = trainer.state_dict()
+    assert all(torch.equal(again[name], before[name]) for name in before)
+    start = dict(module.named_parameters())
+    for name, value in averages.items():
+        mean = 0.25 * start[name].detach() + 0.25 * before[name] + 0.5 * after[name]
+        torch.testing.assert_close(value, mean, rtol=1e-5, atol=1e-6)
