@@ -94,7 +94,9 @@ class Mesh:
             stages=self._plan.stages,
         )
         programs = {stage: self._pieces.programs[stage].to_json() for stage in own}
-        engine.load(self._plan, programs, {stage: self._pieces.weights(stage) for stage in own})
+        weights = {stage: dict(self._pieces.weights(stage)) for stage in own}
+        engine.load(self._plan, programs, weights)
+        assert weights == {}, "nothing of what was loaded is held twice"
         return engine
 
     def batches(self, rank: int, parts: Sequence[Sequence[Any]]) -> Sequence[Any]:

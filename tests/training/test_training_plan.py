@@ -82,7 +82,7 @@ def test_the_figures_of_each_rank_are_those_counted_by_hand(planned: ds.Plan) ->
     assert [rank.forward_flops for rank in planned.ranks] == [2 * 2 * WIDTH * WIDTH] * 4
     parallel = ds.ParallelConfig(data_parallel=2)
     cut = ds.plan(model(4), parallel=parallel, batch=batch(), loss=squared, sync="zero3")
-    assert [rank.fixed_bytes for rank in cut.ranks] == [4 * PARAMETERS * 4 * 4 // 2 + 2 * PARAMETERS * 4]
+    assert [rank.fixed_bytes for rank in cut.ranks] == [4 * PARAMETERS * 4 * 4 // 2 + 2 * 2 * PARAMETERS * 4]
 
 
 def test_memory_is_bounded_by_what_a_forward_pass_makes(planned: ds.Plan) -> None:

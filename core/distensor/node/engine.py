@@ -92,8 +92,10 @@ class ShardEngine:
     def own_stages(self) -> list[int]:
         return sorted(self._runners)
 
-    def load(self, plan: JobPlan, programs: Mapping[int, bytes], weights: Mapping[int, Mapping[str, Tensor]]) -> None:
+    def load(self, plan: JobPlan, programs: Mapping[int, bytes], weights: dict[int, dict[str, Tensor]]) -> None:
         """Validate the programs and build this rank's stages; nothing of the previous ones stays.
+
+        Each stage's tensors are taken out of `weights`: they need not be there twice.
 
         Raises:
             ProgramRejectedError: a program that is not allowed, or stages that are not this rank's.
@@ -102,23 +104,10 @@ class ShardEngine:
         self._loaded = False
         if self._store is not None:
             self._store.close()
-        limits = Limits() if self._memory_limit is None else Limits(max_bytes=self._memory_limit)
-        self._runners = {
-            stage: StageRunner(
-                StageProgram.from_json(text, limits),
-                weights.get(stage, {}),
-                self._device,
-                limits=limits,
-                split_backward=splits_backward(plan.schedule),
-                axes=self._groups.axes,
-                recompute=plan.recompute,
-            )
-            for stage, text in programs.items()
-        }
-        self._check_tied(plan)
         self._check_slices(plan)
+        self._store = store = self._take_stages(plan, programs, weights)
+        self._check_tied(plan)
         self._plan = plan
-        self._store = store = self._make_store(plan)
         self._executor = PipelineExecutor(
             plane=self._plane,
             rank=self._rank,
@@ -194,13 +183,31 @@ class ShardEngine:
         """The rank at that place of this rank's own pipeline."""
         return self._layout.rank(dp=self._place.dp, tp=self._place.tp, cp=self._place.cp, pp=place)
 
-    def _make_store(self, plan: JobPlan) -> WeightStore:
-        stages = {stage: runner.parameters for stage, runner in self._runners.items()}
-        group = self._groups.gradients
-        if plan.sync is not Sync.ZERO3 or group is None:
-            return ReplicatedWeights(stages, group)
+    def _take_stages(
+        self, plan: JobPlan, programs: Mapping[int, bytes], weights: dict[int, dict[str, Tensor]]
+    ) -> WeightStore:
+        """Where weights are cut, each stage is before the next one is built."""
+        group, self._runners = self._groups.gradients, {}
         tied = {f"{stage}/{name}" for weight in plan.tied for stage, name in weight.holders}
-        return ShardedWeights(stages, group, alone=tied)
+        cut = ShardedWeights({}, group, alone=tied) if plan.sync is Sync.ZERO3 and group is not None else None
+        for stage in sorted(programs):
+            runner = self._make_runner(plan, programs[stage], weights.pop(stage, {}))
+            self._runners[stage] = runner
+            if cut is not None:
+                cut.add(stage, runner.parameters)
+        return cut or ReplicatedWeights({stage: runner.parameters for stage, runner in self._runners.items()}, group)
+
+    def _make_runner(self, plan: JobPlan, text: bytes, weights: Mapping[str, Tensor]) -> StageRunner:
+        limits = Limits() if self._memory_limit is None else Limits(max_bytes=self._memory_limit)
+        return StageRunner(
+            StageProgram.from_json(text, limits),
+            weights,
+            self._device,
+            limits=limits,
+            split_backward=splits_backward(plan.schedule),
+            axes=self._groups.axes,
+            recompute=plan.recompute,
+        )
 
     def step(
         self,

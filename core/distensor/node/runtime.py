@@ -221,11 +221,12 @@ class WorkerRuntime:
             case _:
                 raise ConfigError(f"command {command.value!r} has no place in the sequence of commands")
 
-    def _load(self, engine: ShardEngine, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    def _load(self, engine: ShardEngine, meta: Mapping[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
         from distensor.node.orders import parse_plan, split_parts
 
         self._progress.loading()
         programs, weights = split_parts(tensors)
+        tensors.clear()  # the engine lets go of each stage's once it has copied them
         engine.load(parse_plan(meta), programs, weights)
         self._progress.loaded(engine.own_stages)
         return {"stages": engine.own_stages}

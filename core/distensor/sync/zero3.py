@@ -193,13 +193,21 @@ class ShardedWeights:
 
     def __init__(self, stages: Stages, group: dist.ProcessGroup, alone: Collection[str] = ()) -> None:
         self._group = group
-        self._units = {stage: _make_units(stage, stages[stage], group, alone) for stage in sorted(stages)}
+        self._alone = alone
+        self._units: dict[int, list[_Unit]] = {}
         self._stage: int | None = None
         self._coming: deque[int] = deque()
         self._growing = False
         self._peak = 0
         self._had: dict[str, bool] = {}
-        self._unit_of = {key: unit for unit in self._all_units() for key in unit.places}
+        self._unit_of: dict[str, _Unit] = {}
+        for stage in sorted(stages):
+            self.add(stage, stages[stage])
+
+    def add(self, stage: int, parameters: Mapping[str, Tensor]) -> None:
+        """Cut one more stage; all ranks add theirs in the same order."""
+        units = self._units[stage] = _make_units(stage, parameters, self._group, self._alone)
+        self._unit_of.update({key: unit for unit in units for key in unit.places})
 
     def _all_units(self) -> Iterator[_Unit]:
         return itertools.chain.from_iterable(self._units.values())

@@ -114,7 +114,8 @@ class MeshPieces:
     def bytes_per_rank(self) -> tuple[int, ...]:
         """Weights, gradients and two optimizer states; activations come on top and are not predicted here.
 
-        Where they are cut, each rank has its part of all four, and the weights and gradients of one stage at a time.
+        Where they are cut, each rank has its part of all four, and the weights and gradients of the largest stage, of
+        another one on its way; but no less than its stages whole, as they are when they are loaded.
         """
         return tuple(self._bytes_of(rank) for rank in range(self.parallel.world_size))
 
@@ -123,7 +124,8 @@ class MeshPieces:
         if self.sync is not Sync.ZERO3:
             return 4 * sum(stages)
         ranks = self.parallel.data_parallel * self.parallel.context_parallel
-        return -(-4 * sum(stages) // ranks) + 2 * max(stages, default=0)
+        at_hand = 2 * sum(sorted(stages)[-2:])
+        return max(-(-4 * sum(stages) // ranks) + at_hand, sum(stages))
 
     def largest_tensor(self) -> int:
         """Bytes of the largest weight that a rank may send."""
