@@ -35,10 +35,11 @@ def trained(parallel: ParallelConfig, **options: Any) -> tuple[list[float], dict
     ("parallel", "modes", "options"),
     [
         (STAGED, ["stage"], {"schedule": "1f1b"}),
+        (STAGED, ["stage"], {"sync": "zero3", "precision": "bf16"}),
         (STAGED, ["layer"], {"schedule": "zero_bubble"}),
         (SPLIT, ["layer", "stage"], {"micro_batches": 2, "precision": "bf16"}),
     ],
-    ids=["1f1b", "zero_bubble", "tp-cp-bf16"],
+    ids=["1f1b", "zero3-bf16", "zero_bubble", "tp-cp-bf16"],
 )
 def test_recomputed_activations_change_no_bit(
     parallel: ParallelConfig, modes: list[str], options: Mapping[str, Any]
