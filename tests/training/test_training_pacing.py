@@ -87,6 +87,13 @@ def test_other_schedules_have_nothing_to_choose(schedule: Schedule, stages: int)
     assert made.order() == {"warm_up": None, "measure": False}
 
 
+def test_one_slow_step_decides_nothing() -> None:
+    made = pacer()
+    run(made, [of_mesh(PARALLEL), of_mesh(PARALLEL), of_mesh(PARALLEL, link=SLOW), of_mesh(PARALLEL)])
+    assert made.choice is not None
+    assert made.choice.is_plain
+
+
 def test_ranks_that_say_nothing_leave_the_schedule_as_it_is() -> None:
     made = pacer()
     silent = {rank: found for rank, found in of_mesh(PARALLEL).items() if rank % 3 != 1}

@@ -45,7 +45,10 @@ class Border:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankFigures:
-    """What a rank has measured of itself and of what it sends to its neighbours, each mean of one micro-batch."""
+    """What a rank has measured of itself and of what it sends to its neighbours: seconds of one micro-batch.
+
+    `most_in_flight` is the number of micro-batches that its memory holds; None: any number.
+    """
 
     forward: float
     backward: float

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from distensor.core import ParallelConfig, RankLayout
@@ -44,11 +45,11 @@ class PipelinePacer:
 
     @property
     def figures(self) -> dict[int, RankFigures]:
-        """What each rank measured, the mean of the steps; empty until that is done."""
+        """What each rank measured, typical of the steps; empty until that is done."""
         if len(self._measured) < MEASURED_STEPS:
             return {}
         ranks = sorted({rank for step in self._measured for rank in step})
-        return {rank: _mean([step[rank] for step in self._measured if rank in step]) for rank in ranks}
+        return {rank: _typical([step[rank] for step in self._measured if rank in step]) for rank in ranks}
 
     def order(self) -> dict[str, Any]:
         """Words of the `step` command."""
@@ -94,29 +95,27 @@ class PipelinePacer:
         logger.info("%s", self.choice)
 
     def _of_place(self, place: int) -> list[RankFigures]:
-        """One for each rank at that place of a pipeline: the mean of the steps."""
+        """One for each rank at that place of a pipeline: what is typical of the steps."""
         ranks = {rank for step in self._measured for rank in step if self._layout.coordinates(rank).pp == place}
-        return [_mean([step[rank] for step in self._measured if rank in step]) for rank in sorted(ranks)]
+        return [_typical([step[rank] for step in self._measured if rank in step]) for rank in sorted(ranks)]
 
 
-def _mean(found: Sequence[RankFigures]) -> RankFigures:
+def _typical(found: Sequence[RankFigures]) -> RankFigures:
+    """The median of the steps: one of them may have waited for something else on its machine."""
     return RankFigures(
-        forward=sum(each.forward for each in found) / len(found),
-        backward=sum(each.backward for each in found) / len(found),
-        before=_mean_link([each.before for each in found]),
-        after=_mean_link([each.after for each in found]),
+        forward=median(each.forward for each in found),
+        backward=median(each.backward for each in found),
+        before=_typical_link([each.before for each in found]),
+        after=_typical_link([each.after for each in found]),
         most_in_flight=_least([each.most_in_flight for each in found]),
     )
 
 
-def _mean_link(found: Sequence[LinkSeconds | None]) -> LinkSeconds | None:
+def _typical_link(found: Sequence[LinkSeconds | None]) -> LinkSeconds | None:
     known = [link for link in found if link is not None]
     if not known:
         return None
-    return LinkSeconds(
-        latency=sum(link.latency for link in known) / len(known),
-        occupied=sum(link.occupied for link in known) / len(known),
-    )
+    return LinkSeconds(latency=median(link.latency for link in known), occupied=median(link.occupied for link in known))
 
 
 def _stage_seconds(found: Sequence[RankFigures]) -> StageSeconds:
