@@ -11,7 +11,7 @@ import torch
 
 from distensor.core import ParallelConfig
 from distensor.nn import DistributedModel
-from distensor.training import Trainer, checkpoint_writing
+from distensor.training import StepResult, Trainer, checkpoint_writing
 from distensor.training.sessions import open_session
 
 BATCHES = models.texts(8)
@@ -41,7 +41,14 @@ def main(folder: str) -> None:
     checkpoint_writing.write_tensors = slow
     torch.set_num_threads(1)
     with trainer_for(open_session("hub"), ParallelConfig(data_parallel=2), folder, checkpoint_every=2) as trainer:
-        trainer.fit(BATCHES, on_step=lambda result: print(result.loss, flush=True))
+
+        def tell(result: StepResult) -> None:
+            if result.step == 1:
+                assert trainer.job is not None
+                print("job", trainer.job.topology.job_id, flush=True)
+            print("loss", result.loss, flush=True)
+
+        trainer.fit(BATCHES, on_step=tell)
 
 
 if __name__ == "__main__":

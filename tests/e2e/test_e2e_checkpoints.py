@@ -12,7 +12,8 @@ import e2e_models as models
 import pytest
 import torch
 
-from distensor.core import ParallelConfig
+from distensor.core import JobId, ParallelConfig
+from distensor.core.control import JobState
 from distensor.training import Session
 from distensor.training.checkpoint_folder import CheckpointFolder
 from distensor.training.checkpoint_shards import check_files
@@ -28,17 +29,20 @@ def killed_while_saving(mesh: Session, folder: Path) -> list[float]:
         stdout=subprocess.PIPE,
         text=True,
     )
-    lines: list[str] = []
+    said: dict[str, list[str]] = {"job": [], "loss": [], "saving": []}
     try:
         assert process.stdout is not None
         for line in process.stdout:
-            lines.append(line.strip())
-            if "saving" in lines and len(lines) >= 6:
+            word, _, value = line.strip().partition(" ")
+            said[word].append(value)
+            if said["saving"] and len(said["loss"]) >= 5:
                 break
     finally:
         process.kill()
         process.communicate(timeout=30)
-    return [float(line) for line in lines if line != "saving"]
+    # The hub would wait two minutes for the trainer to come back, and keep its workers for so long.
+    mesh.client.end_job(JobId(said["job"][0]), JobState.FAILED, "killed")
+    return [float(loss) for loss in said["loss"]]
 
 
 def test_ckp_02_a_trainer_killed_while_it_saves_leaves_a_loadable_checkpoint(mesh: Session, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from distensor.training.checkpoint_manifest import TensorSpec
     from distensor.transport import DataPlane
 
-ANSWER_SECONDS = 60.0
+ANSWER_SECONDS = 300.0
 """How long one piece may take; a worker that is busy answers between its operations."""
 
 ROOM = 64
