@@ -162,6 +162,12 @@ def _elementwise(m: Any, x: Tensor) -> Tensor:
     return y + y.sum(-1, keepdim=True) + y.mean(1, keepdim=True)
 
 
+def _convolved(m: Any, x: Tensor) -> Tensor:
+    """Output channels cut, pooled, then input channels cut."""
+    hidden = F.avg_pool1d(F.conv1d(x.transpose(1, 2), m.k, m.kb, padding="same").relu(), 2)
+    return F.linear(F.conv1d(hidden, m.l, m.lb).transpose(1, 2), m.a)
+
+
 def _unruled(m: Any, x: Tensor) -> Tensor:
     """Operations that get whole values."""
     y = F.linear(x, m.a)
@@ -249,10 +255,15 @@ CASES: Mapping[str, Case] = {
         run=lambda m, x: F.linear(x, m.a).sum(-1) * m.g.norm() + torch.linalg.vector_norm(m.g, dim=0).sum(),
         gathers=1,
     ),
-    "convolution by channels": Case(
-        shapes={"k": (6, 8, 3), "a": (4, 6)},
-        spec={"k": D0, "a": D0},
-        run=lambda m, x: F.linear(F.conv1d(x.transpose(1, 2), m.k).transpose(1, 2), m.a),
+    "convolutions by channels": Case(
+        shapes={"k": (7, 8, 3), "kb": (7,), "l": (5, 7, 1), "lb": (5,), "a": (4, 5)},
+        spec={"k": D0, "l": D1, "a": D0},
+        run=_convolved,
+    ),
+    "convolution in groups": Case(
+        shapes={"k": (6, 4, 3)},
+        spec={"k": D0},
+        run=lambda m, x: F.conv1d(x.transpose(1, 2), m.k, groups=2),
         gathers=1,
     ),
 }

@@ -15,6 +15,7 @@ from distensor.program.expressions import Extent, Size, Tree
 
 Monomial: TypeAlias = tuple[Tree, ...]
 """Factors in a fixed order, with repeats."""
+_MOST_TERMS = 32
 Polynomial: TypeAlias = Mapping[Monomial, int]
 
 
@@ -67,13 +68,22 @@ def divided(value: Extent, divisor: Extent) -> Extent | None:
 
 
 def _ratio(above: Polynomial, below: Polynomial) -> Extent | None:
-    """A quotient of one term, by its largest terms."""
-    top, bottom = max(above, key=_order), max(below, key=_order)
-    rest = _without(top, bottom)
-    if rest is None or above[top] % below[bottom]:
-        return None
-    quotient = {rest: above[top] // below[bottom]}
-    return _extent(quotient) if _multiplied(quotient, below) == dict(above) else None
+    """Long division, largest term first; None unless it comes out even."""
+    rest, quotient = Counter(above), Counter[Monomial]()
+    bottom = max(below, key=_order)
+    for _ in range(_MOST_TERMS):
+        if not rest:
+            return _extent(quotient)
+        top = max(rest, key=_order)
+        term = _without(top, bottom)
+        if term is None or rest[top] % below[bottom]:
+            return None
+        count = rest[top] // below[bottom]
+        quotient[term] += count
+        for monomial, factor in _multiplied({term: count}, below).items():
+            rest[monomial] -= factor
+        rest = Counter({monomial: factor for monomial, factor in rest.items() if factor})
+    return None
 
 
 def _order(monomial: Monomial) -> tuple[int, str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from distensor.program.partitioning.rules import (
     attention,
+    convolutions,
     elementwise,
     indexing,
     losses,
@@ -19,6 +20,7 @@ from distensor.program.partitioning.rules.base import Rule
 RULES: Mapping[str, Rule] = {
     **elementwise.RULES,
     **products.RULES,
+    **convolutions.RULES,
     **shapes.RULES,
     **indexing.RULES,
     **reductions.RULES,
