@@ -19,7 +19,10 @@ from distensor.core.pipeline_simulation import LinkSeconds, ideal_bubble
 from distensor.core.problems import SeveralProblemsError
 from distensor.core.reading import Reading
 from distensor.core.table import bytes_text, count_text, table
+from distensor.node.held_bytes import counting_held_bytes
+from distensor.program import StageRunner, capture, cut
 from distensor.training import Session
+from distensor.training.counting import count
 
 WIDTH, ROWS = 8, 12
 PARAMETERS = WIDTH * WIDTH + WIDTH
@@ -85,11 +88,21 @@ def test_the_figures_of_each_rank_are_those_counted_by_hand(planned: ds.Plan) ->
     assert [rank.fixed_bytes for rank in cut.ranks] == [4 * PARAMETERS * 4 * 4 // 2 + 2 * 2 * PARAMETERS * 4]
 
 
-def test_memory_is_bounded_by_what_a_forward_pass_makes(planned: ds.Plan) -> None:
+def test_memory_is_what_autograd_keeps_of_each_micro_batch_in_flight(planned: ds.Plan) -> None:
     one = 2 * WIDTH * 4
-    assert planned.ranks[0].activation_bytes == 3 * one  # the input, the product, its tanh
+    assert planned.ranks[0].activation_bytes == 2 * one  # the input of the product, and the tanh
     assert [rank.in_flight for rank in planned.ranks] == [3, 3, 2, 1]
-    assert planned.ranks[0].most_bytes == PARAMETERS * 4 * 4 + 3 * 3 * one
+    assert planned.ranks[0].memory_bytes == PARAMETERS * 4 * 4 + 3 * 2 * one
+
+
+def test_what_is_counted_without_memory_is_what_is_kept_with_it() -> None:
+    declared, data = model(1), batch(6)
+    pieces = cut(capture(declared.module, data, loss=squared))
+    (program,) = pieces.programs
+    runner = StageRunner(program, pieces.weights(0))
+    with counting_held_bytes(list(runner.parameters.values())) as held:
+        runner.forward(pieces.flatten_batch(data), seed=0)
+    assert count(program, 6).kept_bytes == held.total > 0
 
 
 def test_the_bubble_of_equal_stages_is_the_formula(planned: ds.Plan) -> None:
@@ -148,6 +161,10 @@ def test_a_cut_model_shows_its_layouts_and_what_each_rank_holds() -> None:
     halves = [4 * 6 * 10 + 2 * 8 * 10, 4 * 4 * 10 + 2 * 7 * 10]
     assert [rank.parameters for rank in plan.ranks] == halves * 2
     assert plan.layouts["q_proj.weight"].local_shape(0) == (6, 10)
+    rows, queries, keys = 4, 4, 8
+    linear = 2 * rows * queries * (4 * 6 * 10 + 8 * 10)
+    attention = 4 * rows * 6 * queries * keys
+    assert plan.ranks[0].forward_flops == linear + attention
     assert plan.ranks[0].forward_flops > plan.ranks[1].forward_flops
     text = str(plan)
     assert re.search(r"^head\.weight +15x10 +0  8 \+ 7 +1$", text, re.MULTILINE)

@@ -6,6 +6,7 @@ program declares, and that bytes and work stay within the limits for these sizes
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -78,11 +79,21 @@ def computed_dtypes(program: ProgramData) -> dict[str, DType]:
     Raises:
         ProgramRejectedError: an operation that cannot run on what it is given.
     """
-    check = _Check(program, Limits(max_bytes=_ANY_SIZE), {dim.name: dim.example for dim in program.dims})
+    values = _values(program, {dim.name: dim.example for dim in program.dims})
+    return {name: DTYPES[value.dtype] for name, value in values.items()}
+
+
+def computed_shapes(program: ProgramData, dims: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """The shape of every value of `program` at these dims; as `computed_dtypes`."""
+    return {name: tuple(value.shape) for name, value in _values(program, dims).items()}
+
+
+def _values(program: ProgramData, dims: Mapping[str, int]) -> dict[str, Tensor]:
+    check = _Check(program, Limits(max_bytes=_ANY_SIZE, max_work=math.inf), dims)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check.run()
-    return {name: DTYPES[value.dtype] for name, value in check.values.items()}
+    return check.values
 
 
 class _Check:

@@ -79,7 +79,7 @@ def check_workers(parallel: ParallelConfig, mesh: Reading[Mesh]) -> None:
 def check_memory(bytes_per_rank: Sequence[int], mesh: Reading[Mesh]) -> None:
     """Raise MeshTooSmallError where weights, gradients and optimizer alone are more than the mesh has.
 
-    Activations come on top; they are predicted as an upper bound only, so nothing is refused for them.
+    Activations come on top; what they take in the end depends on kernels, so nothing is refused for them.
     """
     if isinstance(mesh, Unavailable):
         return

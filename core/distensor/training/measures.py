@@ -47,4 +47,4 @@ def _neighbours(pieces: MeshPieces, rank: int, found: RankFigures) -> dict[int, 
 
 def _operations(pieces: MeshPieces, rank: int, rows: int) -> int:
     """Floating-point operations of one micro-batch, forward and backward."""
-    return STEP_OVER_FORWARD * sum(count(program, rows)[0] for program in pieces.programs_of(rank).values())
+    return STEP_OVER_FORWARD * sum(count(program, rows).flops for program in pieces.programs_of(rank).values())

@@ -21,10 +21,9 @@ class RankPlan:
     """One rank of a replica; all replicas are alike.
 
     `forward_flops` and `activation_bytes` are of one micro-batch: the floating-point operations of matrix products,
-    convolutions and attention, and the bytes that a forward pass allocates, temporary ones included, so that real
-    memory is less, and less again with recomputation. `fixed_bytes` are weights, gradients and two states of an
-    optimizer such as AdamW; with sync="zero3" a replica's part of all four, and weights and gradients of the largest
-    stage.
+    convolutions and attention, and the bytes that autograd keeps for the backward pass (of the largest of its stages,
+    without recomputation). `fixed_bytes` are weights, gradients and two states of an optimizer such as AdamW; with
+    sync="zero3" a replica's part of all four, and weights and gradients of the largest stage.
     """
 
     rank: int
@@ -38,8 +37,8 @@ class RankPlan:
     """The most micro-batches whose activations it holds at once, counted per stage."""
 
     @property
-    def most_bytes(self) -> int:
-        """At most so much memory for weights, gradients, optimizer and activations."""
+    def memory_bytes(self) -> int:
+        """About so much memory for weights, gradients, optimizer and activations; temporary values come on top."""
         return self.fixed_bytes + self.in_flight * self.activation_bytes
 
 
@@ -93,9 +92,9 @@ class Plan:
             return f"mesh: not compared ({self.mesh.reason})"
         free = self.mesh.free_bytes
         memory = free.reason if isinstance(free, Unavailable) else f"{bytes_text(free)} of free memory"
-        needed = self.parallel.data_parallel * sum(rank.most_bytes for rank in self.ranks)
+        needed = self.parallel.data_parallel * sum(rank.memory_bytes for rank in self.ranks)
         return (
-            f"mesh: {self.mesh.available_workers} workers and {memory}; all ranks together take at most "
+            f"mesh: {self.mesh.available_workers} workers and {memory}; all ranks together take about "
             f"{bytes_text(needed)}"
         )
 
@@ -107,9 +106,9 @@ _RANK_HEADERS = (
     "parameters",
     "weights+grads+optimizer",
     "FLOPs/micro-batch",
-    "activations/micro-batch",
+    "activations kept/micro-batch",
     "in flight",
-    "memory at most",
+    "memory about",
 )
 
 
@@ -124,7 +123,7 @@ def _rank_row(rank: RankPlan) -> tuple[object, ...]:
         count_text(rank.forward_flops),
         bytes_text(rank.activation_bytes),
         rank.in_flight,
-        bytes_text(rank.most_bytes),
+        bytes_text(rank.memory_bytes),
     )
 
 

@@ -16,7 +16,7 @@ from distensor.core.reading import Reading
 from distensor.core.schedules import actions_of_rank, rank_of_stage
 from distensor.training.admission import check_memory, check_workers, cut_for
 from distensor.training.batches import row_count, row_major, split_rows
-from distensor.training.counting import count
+from distensor.training.counting import ForwardCost, count
 from distensor.training.options import TrainerOptions
 from distensor.training.pieces import MeshPieces
 from distensor.training.plan_report import Plan, RankPlan
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from distensor.nn import DistributedModel
     from distensor.program.losses import LossWeight
-    from distensor.program.shapes import Cost
 
 
 def plan(
@@ -106,7 +105,7 @@ def _predict(pieces: MeshPieces, options: TrainerOptions, batch: Any, mesh: Read
     split = split_rows(rows, replicas=parallel.data_parallel, micro_batches=options.micro_batches)
     most, micro_batches = max(split.sizes), max(split.micro_batches)
     costs = {place: [count(program, most) for program in pieces.cuts[place].programs] for place in pieces.cuts}
-    seconds = [max(flops, 1) for flops, _ in costs[0, 0]]
+    seconds = [max(cost.flops, 1) for cost in costs[0, 0]]
     lists = [
         actions_of_rank(
             options.schedule,
@@ -143,7 +142,7 @@ def _predict(pieces: MeshPieces, options: TrainerOptions, batch: Any, mesh: Read
 def _rank_plan(
     pieces: MeshPieces,
     rank: int,
-    costs: Mapping[tuple[int, int], Sequence[tuple[int, Cost]]],
+    costs: Mapping[tuple[int, int], Sequence[ForwardCost]],
     in_flight: Sequence[int],
 ) -> RankPlan:
     place, stages = pieces.place(rank), pieces.stages_of(rank)
@@ -155,7 +154,7 @@ def _rank_plan(
         stages=stages,
         parameters=sum(math.prod(spec.shape) for program in programs for spec in program.parameters),
         fixed_bytes=pieces.bytes_per_rank()[rank],
-        forward_flops=sum(flops for flops, _ in own),
-        activation_bytes=max(cost.activation_bytes for _, cost in own),
+        forward_flops=sum(cost.flops for cost in own),
+        activation_bytes=max(cost.kept_bytes for cost in own),
         in_flight=in_flight[place.pp],
     )
