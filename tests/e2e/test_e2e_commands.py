@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 Python = Callable[..., Any]
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,8 +48,25 @@ def test_the_quick_start_runs_and_is_the_one_in_the_readme(python: Python) -> No
     assert losses is not None
     assert float(losses[2]) < float(losses[1]) / 2
     assert int(re.search(r"accuracy (\d+)%", done.stdout)[1]) > 80  # type: ignore[index]
-    shown = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert shown is not None
-    code = (ROOT / "examples" / "quickstart.py").read_text()
-    for line in shown[1].splitlines():
-        assert line.strip() in code, f"README's quick start has a line that the example does not: {line!r}"
+    assert_shown(0, "quickstart.py")
+
+
+def assert_shown(number: int, example: str) -> None:
+    """Every line of the README's Python block `number` is in the example, which a test runs."""
+    shown = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[number]
+    code = (ROOT / "examples" / example).read_text()
+    for line in shown.splitlines():
+        assert line.strip() in code, f"README shows a line that {example} does not have: {line!r}"
+
+
+@pytest.mark.timeout(240)
+def test_the_example_with_cut_weights_runs_and_is_the_one_in_the_readme(python: Python) -> None:
+    done = python("examples/four_axes.py", timeout=200, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    difference = re.search(r"largest difference to one process: (\S+)", done.stdout)
+    assert difference is not None
+    assert float(difference[1]) <= 2e-6
+    losses = re.search(r"loss (\S+) -> (\S+) in 30 steps", done.stdout)
+    assert losses is not None
+    assert float(losses[2]) < float(losses[1]) * 0.7
+    assert_shown(1, "four_axes.py")
