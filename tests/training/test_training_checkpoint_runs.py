@@ -69,9 +69,10 @@ class Layout:
     pp: int = 1
     cp: int = 1
     sync: str = "allreduce"
+    order: str = "tp-cp-pp-dp"
 
     def __str__(self) -> str:
-        return f"dp{self.dp}-tp{self.tp}-pp{self.pp}-cp{self.cp}-{self.sync}"
+        return f"dp{self.dp}-tp{self.tp}-pp{self.pp}-cp{self.cp}-{self.sync}-{self.order[:2]}"
 
     @property
     def parallel(self) -> ParallelConfig:
@@ -80,6 +81,7 @@ class Layout:
             tensor_parallel=self.tp,
             pipeline_parallel=self.pp,
             context_parallel=self.cp,
+            order=self.order,
         )
 
 
@@ -127,7 +129,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[Layout, Run]:
 
 PLAIN, PIPED, ZERO2, ZERO3 = Layout(dp=2), Layout(dp=2, pp=2), Layout(dp=2, sync="zero3"), Layout(dp=3, sync="zero3")
 TENSOR, TENSOR_ZERO, CONTEXT = Layout(tp=2), Layout(dp=2, tp=2, sync="zero3"), Layout(cp=2)
-SAVED = (PIPED, ZERO2, ZERO3, TENSOR, TENSOR_ZERO)
+ALL_ZERO = Layout(dp=2, cp=2, tp=2, sync="zero3", order="dp-tp-pp-cp")
+SAVED = (PIPED, ZERO2, ZERO3, TENSOR, TENSOR_ZERO, ALL_ZERO)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +153,8 @@ SAVED = (PIPED, ZERO2, ZERO3, TENSOR, TENSOR_ZERO)
         (TENSOR_ZERO, PIPED),
         (ZERO2, Layout(dp=2, tp=2, pp=2)),
         (ZERO2, CONTEXT),
+        (ALL_ZERO, ALL_ZERO),
+        (ALL_ZERO, PLAIN),
     ],
     ids=str,
 )

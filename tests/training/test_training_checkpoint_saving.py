@@ -309,3 +309,6 @@ def test_keywords_that_cannot_be_are_named(keywords: tuple[Any, Any, Any], said:
 def test_keywords_have_defaults(tmp_path: Path) -> None:
     assert checkpoint_options(None, None, None) is None
     assert checkpoint_options(tmp_path, 5, None) == CheckpointOptions(path=tmp_path, every=5, keep=2)
+    at_home = checkpoint_options("~/run", None, None)
+    assert at_home is not None
+    assert at_home.path == Path.home() / "run"

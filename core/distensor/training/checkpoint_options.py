@@ -35,4 +35,4 @@ def checkpoint_options(checkpoint: object, every: object, keep: object) -> Check
     kept = KEPT if keep is None else keep
     assert every is None or isinstance(every, int), "checked above"
     assert isinstance(kept, int), "checked above"
-    return CheckpointOptions(path=Path(os.fspath(checkpoint)), every=every, keep=kept)
+    return CheckpointOptions(path=Path(os.fspath(checkpoint)).expanduser(), every=every, keep=kept)
