@@ -52,3 +52,14 @@ def test_it_combines_with_every_axis(parallel: ParallelConfig, options: dict[str
     assert len(memory) == parallel.world_size
     whole = sum(p.nbytes for p in reference.parameters()) / parallel.tensor_parallel
     assert all(rank.weights <= 1.5 * whole / group / parallel.pipeline_parallel + 4096 for rank in memory)
+
+
+def test_with_bf16_and_recomputation_it_gives_the_bits_of_whole_copies() -> None:
+    module, batches = models.Decoder(), models.texts(3)
+    parallel = ParallelConfig(data_parallel=2, pipeline_parallel=2)
+    losses = []
+    for sync in ("allreduce", "zero3"):
+        options = {"sync": sync, "precision": "bf16", "recompute": "stage", "micro_batches": 2}
+        with thread_session(4) as session, trainer_of(session, module, parallel, **options) as trainer:
+            losses.append([*trainer.fit(batches).losses, trainer.evaluate(batches)])
+    assert losses[0] == losses[1]
