@@ -180,12 +180,18 @@ class PipelineExecutor:
             self._take_loss(run, program, outputs, held)
         else:
             held.outputs = [outputs[spec.name] for spec in program.outputs]
-        run.totals.forward_seconds += self._clock.monotonic() - started
+        run.totals.forward_seconds += self._since(run, started)
         if not program.is_last:
             self._send(run, Channel.ACTIVATION, stage + 1, stage + 1, micro, [t.detach() for t in held.outputs])
         if keep:
             run.held[stage, micro] = held
             run.totals.in_flight = max(run.totals.in_flight, len(run.held) + len(run.put_off))
+
+    def _since(self, run: _Run, started: float) -> float:
+        """Seconds; a measured step waits for what an accelerator was only told to do."""
+        if run.measure and self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
+        return self._clock.monotonic() - started
 
     @contextmanager
     def _counting(self, run: _Run, runner: StageRunner) -> Iterator[None]:
@@ -224,7 +230,7 @@ class PipelineExecutor:
             torch.autograd.backward(roots, seeds)
         wanted = [tensor for tensor in held.received if tensor.requires_grad]
         gradients = [torch.zeros_like(t) if t.grad is None else t.grad for t in wanted]
-        run.totals.backward_seconds += self._clock.monotonic() - started
+        run.totals.backward_seconds += self._since(run, started)
         if held.put_off is not None:
             run.put_off[stage, micro] = held.put_off
         if gradients:
@@ -233,7 +239,7 @@ class PipelineExecutor:
     def _weight_gradients(self, run: _Run, stage: int, micro: int) -> None:
         started = self._clock.monotonic()
         run.put_off.pop((stage, micro)).run()
-        run.totals.backward_seconds += self._clock.monotonic() - started
+        run.totals.backward_seconds += self._since(run, started)
 
     def _loss_root(self, held: _Held) -> tuple[list[Tensor], list[Tensor]]:
         loss = held.loss
