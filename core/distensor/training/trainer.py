@@ -63,8 +63,8 @@ class Trainer:
         loss: None when the module returns a scalar or something with `.loss`; else `loss(outputs, batch)`.
         loss_weight: how many elements the loss is a mean over; only needed where that cannot be read off the loss.
             "rows", or a function of the batch.
-        schedule: "1f1b", "gpipe", "looped_bfs", "zero_bubble"; "interleaved" with several stages a rank, "zbv" with
-            two, placed as a V: rank r then holds the stages r and 2P-1-r.
+        schedule: "1f1b" (its warm-up follows measured stages, links and memory), "gpipe", "looped_bfs", "zero_bubble";
+            "interleaved" with several stages a rank; "zbv" with two, placed as a V: rank r holds stages r and 2P-1-r.
         sync: "allreduce": every replica holds all weights of its stages; "zero3": weights, gradients and optimizer
             state are cut over the replicas, and a stage's weights are whole only while it is used.
         micro_batches: how many parts a replica's rows are cut into; by default twice the pipeline's ranks.
