@@ -18,6 +18,7 @@ from program_families import FAMILIES, LAYERS
 from program_harness import eager, gradient_differences, loss_difference
 from torch import Tensor, nn
 
+from distensor.core.problems import SeveralProblemsError
 from distensor.nn import DistributedModel, StageMapping
 from distensor.program import Captured, capture
 
@@ -96,11 +97,16 @@ def test_collectives_of_a_layer_are_those_of_megatron(name: str) -> None:
 
 
 def test_too_few_heads_are_refused_by_name() -> None:
-    from distensor.core.errors import ShardingError
-
+    """All that is wrong in one message, the same of every layer once."""
     _, captured = _captured("llama")
-    with pytest.raises(ShardingError, match=r"k_proj.weight' is used in units of 8 .* 2 units for tensor_parallel=3"):
+    with pytest.raises(SeveralProblemsError) as caught:
         divided(captured, SPECS["llama"], 3)
+    assert [str(problem) for problem in caught.value.problems] == [
+        f"'model.layers.*.self_attn.{name}_proj.weight' is used in units of 8 along dim 0 "
+        "(in 'model.layers.*.self_attn'): 2 units for tensor_parallel=3; "
+        "use Replicate() for it, or at most tensor_parallel=2"
+        for name in "kv"
+    ]
 
 
 def test_32_bits_agree_as_a_whole() -> None:

@@ -1,6 +1,6 @@
 """Random small modules under random placements: every gradient against the eager module, in 64 bits.
 
-What cannot be cut so is refused with a ShardingError; nothing else may happen.
+What cannot be cut so is refused by name; nothing else may happen.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from program_harness import eager, gradient_differences, loss_difference
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from distensor.core.errors import ShardingError
+from distensor.core.errors import UserError
 from distensor.program import capture, partition
 
 _EXACT = 1e-9
@@ -147,7 +147,7 @@ def _check(recipe: Recipe, placements: Mapping[str, int | None], ranks: int) -> 
     captured = capture(module, _batch(3), loss=_loss, loss_weight="rows")
     try:
         made = partition(captured, placements, tensor=ranks)
-    except ShardingError as error:
+    except UserError as error:
         refused = str(error)
         event("refused")
     else:

@@ -108,7 +108,7 @@ def test_units_and_blocks_of_a_plan() -> None:
     assert layout.segments == ((8, 0), (8, 1), (8, 2))
     with pytest.raises(RestartError):
         plans.use_cuts(layout, [12, 18])
-    plans.changed = False
+    plans.begin()
     blocks = plans.of["w"].start()
     assert blocks.segments == ((4, 0), (4, 1), (4, 2), *((2, 0), (2, 1), (2, 2)) * 2)
     queries = cropped(blocks, 0, 12)
@@ -124,10 +124,10 @@ def test_a_way_out_is_refused_when_it_ends_in_a_gather() -> None:
     layout = plans.of["w"].start()
     with pytest.raises(RestartError):
         plans.use_cuts(layout, [3], "'w' has too few units")
-    plans.refuse_detour(layout)  # the pass is out of date anyway
-    plans.changed = False
+    plans.begin()
+    plans.note_detour(layout)
     with pytest.raises(ShardingError, match="'w' has too few units"):
-        plans.refuse_detour(layout)
+        plans.report()
 
 
 _DIMS = {"batch": 3, "sequence": 5}

@@ -16,7 +16,7 @@ from program_harness import eager, gradient_differences, loss_difference
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from distensor.core.errors import ShardingError
+from distensor.core.errors import ShardingError, UserError
 from distensor.nn import Replicate, Shard
 from distensor.program import Partition, capture, partition
 
@@ -419,7 +419,7 @@ def _heads(m: Any, x: Tensor) -> Tensor:
 def test_more_ranks_than_units_are_refused(spec: Mapping[str, Any], ranks: int, message: str) -> None:
     module = Module(_heads, dict.fromkeys(("q", "k", "v", "out"), (8, 8)))
     captured = capture(module, real(6, 8)(4), loss=squares, loss_weight="rows")
-    with pytest.raises(ShardingError, match=message):
+    with pytest.raises(UserError, match=message):
         divided(captured, spec, ranks)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -10,7 +11,10 @@ from math import lcm
 
 from distensor.core.errors import ShardingError
 from distensor.core.layouts import WeightLayout, even_lengths
+from distensor.core.problems import Problems
 from distensor.program.partitioning.layout import Layout, Origin, common_multiple
+
+_LAYER = re.compile(r"\.\d+(?=[.'])")
 
 
 class RestartError(Exception):
@@ -77,7 +81,7 @@ class Plans:
     """The plans of all cut weights.
 
     Raises:
-        ShardingError: a weight with fewer elements along its dim than ranks.
+        ShardingError: a weight with fewer elements along its dim than ranks (SeveralProblemsError: several).
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], dims: Mapping[str, int], ranks: int) -> None:
@@ -88,12 +92,29 @@ class Plans:
             name: WeightPlan(name=name, shape=shapes[name], dim=dim % len(shapes[name]), ranks=ranks)
             for name, dim in dims.items()
         }
-        for plan in self.of.values():
-            if not plan.allows():
-                raise ShardingError(
-                    f"{plan.name!r} has {plan.extent} elements along dim {plan.dim} and tensor_parallel={ranks}: "
-                    f"use Replicate() for it, or at most {plan.extent} ranks"
-                )
+        self.problems: dict[str, None] = {
+            f"{plan.name!r} has {plan.extent} elements along dim {plan.dim} and tensor_parallel={ranks}: "
+            f"use Replicate() for it, or at most {plan.extent} ranks": None
+            for plan in self.of.values()
+            if not plan.allows()
+        }
+        """What cannot be cut for this many ranks, found in this pass."""
+        self.report()
+
+    def begin(self) -> None:
+        """A new pass: layouts follow the plans as they are now."""
+        self.changed = False
+        self.problems.clear()
+
+    def report(self) -> None:
+        """Raise what was found, the same of several layers once."""
+        groups: dict[str, list[str]] = {}
+        for message in self.problems:
+            groups.setdefault(_LAYER.sub(".*", message), []).append(message)
+        problems = Problems()
+        for pattern, messages in groups.items():
+            problems.add(ShardingError(pattern if len(messages) > 1 else messages[0]))
+        problems.report()
 
     def can_use_unit(self, layout: Layout, unit: Fraction | int) -> bool:
         """Whether all weights behind `layout` can be cut so that it changes owners at multiples of `unit` only."""
@@ -187,12 +208,12 @@ class Plans:
             for position in origin.found(place)
         }
 
-    def refuse_detour(self, layout: Layout) -> None:
-        """A value that follows a weight cut as a way out is about to be gathered: say what would be right."""
+    def note_detour(self, layout: Layout) -> None:
+        """A value that follows a weight cut as a way out is gathered: the weight has too few units after all."""
         for name in layout.origins:
             trouble = self.of[name].trouble
-            if trouble is not None and not self.changed:
-                raise ShardingError(trouble)
+            if trouble is not None:
+                self.problems[trouble] = None
 
     def too_few(self, layout: Layout, unit: Fraction | int, place: str) -> str:
         """The message for a weight with fewer units than ranks."""

@@ -201,7 +201,7 @@ class Rewriter:
         if shard is None:
             return value
         if not planned:
-            self.plans.refuse_detour(shard.layout)
+            self.plans.note_detour(shard.layout)
             weights = tuple(sorted(shard.layout.origins))
             self.gathers.append(Gathered(op=self.node.op, module=self.node.module, weights=weights))
         args = {"dim": shard.dim, **_pieces(shard.layout)}

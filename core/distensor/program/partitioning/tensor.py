@@ -29,7 +29,7 @@ def cut_weights(captured: Captured, placements: Mapping[str, int | None], size: 
     """Rewrite `captured` for `size` ranks of tp; `placements` maps parameter names to the dim that is cut, or None.
 
     Raises:
-        ShardingError: a parameter that cannot be cut for this many ranks, by name.
+        ShardingError: a parameter that cannot be cut for this many ranks, by name (SeveralProblemsError: several).
     """
     rewriter = _tensor_pass(captured, _dims(captured, placements), size)
     layouts = {name: plan.layout() for name, plan in rewriter.plans.of.items()}
@@ -58,6 +58,7 @@ def _tensor_pass(captured: Captured, dims: Mapping[str, int], size: int) -> Rewr
     for _ in range(_MOST_PASSES):
         rewriter = Rewriter(captured, plans)
         if rewrite(rewriter):
+            plans.report()
             return rewriter
     raise ShardingError(f"the parameters cannot be cut for tensor_parallel={size}: {_MOST_PASSES} ways were tried")
 
@@ -67,7 +68,7 @@ def rewrite(rewriter: Rewriter) -> bool:
 
     Such a pass goes on to the end with whole values, so that it finds what all layers need at once.
     """
-    rewriter.plans.changed = False
+    rewriter.plans.begin()
     for node in rewriter.captured.nodes:
         rewriter.node = node
         rule = RULES.get(node.op)
@@ -77,10 +78,6 @@ def rewrite(rewriter: Rewriter) -> bool:
         try:
             rule(rewriter)
         except RestartError:
-            rewriter.passed_on()
-        except ShardingError:
-            if not rewriter.plans.changed:
-                raise
             rewriter.passed_on()
     return not rewriter.plans.changed
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from distensor.core.errors import ShardingError
 from distensor.program.builder import Name
 from distensor.program.expressions import Extent
 from distensor.program.partitioning.extents import times
@@ -49,7 +48,7 @@ def _viewed(rewriter: Rewriter, shape: Sequence[Extent], shard: Shard, made: Seq
     trouble = _too_few(rewriter, shard.layout, needs)
     _ask_for_blocks(rewriter, shard.layout, needs, trouble)
     if trouble is not None:
-        raise ShardingError(trouble)
+        rewriter.plans.problems[trouble] = None
     return None
 
 
