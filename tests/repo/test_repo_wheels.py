@@ -177,6 +177,7 @@ KEYWORDS = {
         "schedule",
         "micro_batches",
         "precision",
+        "recompute",
         "sync",
         "context_attention",
         "mesh",

@@ -105,6 +105,12 @@ def test_what_is_counted_without_memory_is_what_is_kept_with_it() -> None:
     assert count(program, 6).kept_bytes == held.total > 0
 
 
+def test_recomputation_keeps_the_inputs_of_what_it_computes_again() -> None:
+    parallel = ds.ParallelConfig(data_parallel=2, pipeline_parallel=4)
+    plan = ds.plan(model(4), parallel=parallel, batch=batch(), loss=squared, micro_batches=3, recompute="stage")
+    assert [rank.activation_bytes for rank in plan.ranks[:3]] == [2 * WIDTH * 4] * 3
+
+
 def test_the_bubble_of_equal_stages_is_the_formula(planned: ds.Plan) -> None:
     assert planned.bubble == pytest.approx(ideal_bubble(4, 3))
 

@@ -116,7 +116,8 @@ class StageRunner:
         """Keep nothing but what the segment reads; its backward pass runs it again on that."""
         kept = [(slot, environment[slot]) for slot in slots]
         storages = [value.untyped_storage() for _, value in kept if isinstance(value, Tensor)]
-        self._kept.update({storage.data_ptr(): storage.nbytes() for storage in storages})
+        # By the block's object, not by its address: on the meta device there is none.
+        self._kept.update({storage._cdata: storage.nbytes() for storage in storages})
 
         def again() -> None:
             start()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from distensor.core.compute import Recompute
 from distensor.program import StageRunner
 from distensor.program.axes import meta_groups
 from distensor.program.calls import TORCH_DTYPES, resolve
@@ -34,19 +35,19 @@ class ForwardCost:
     """Of one forward pass.
 
     `flops` are the floating-point operations of matrix products, convolutions and attention, a multiply-add counted
-    as two. `kept_bytes` are what autograd keeps for the backward pass, weights not counted; kernels of a device may
-    keep a little more or less than torch's general ones.
+    as two. `kept_bytes` are what autograd, and recomputation for it, keep for the backward pass, weights not counted;
+    kernels of a device may keep a little more or less than torch's general ones.
     """
 
     flops: int
     kept_bytes: int
 
 
-def count(program: StageProgram, rows: int) -> ForwardCost:
+def count(program: StageProgram, rows: int, recompute: Recompute = Recompute.NONE) -> ForwardCost:
     """What a forward pass over so many rows takes, other dims as captured."""
     dims = {dim.name: rows if dim.name == ROWS else dim.example for dim in program.dims}
     weights = {spec.name: _weight(spec) for spec in (*program.parameters, *program.buffers)}
-    runner = StageRunner(program, weights, META, axes=meta_groups(program.axes))
+    runner = StageRunner(program, weights, META, axes=meta_groups(program.axes), recompute=recompute)
     inputs = {spec.name: _input(spec, dims) for spec in program.inputs}
     kept = _Kept.beside([*runner.parameters.values(), *runner.buffers.values()])
     with (
@@ -55,7 +56,10 @@ def count(program: StageProgram, rows: int) -> ForwardCost:
         FlopCounterMode(display=False) as counter,
     ):
         runner.forward(inputs, seed=0)
-    return ForwardCost(flops=counter.get_total_flops() + _attention_flops(program, dims), kept_bytes=kept.total)
+    return ForwardCost(
+        flops=counter.get_total_flops() + _attention_flops(program, dims),
+        kept_bytes=kept.total + runner.kept_bytes,
+    )
 
 
 def _attention_flops(program: StageProgram, dims: Mapping[str, int]) -> int:

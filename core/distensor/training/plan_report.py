@@ -21,9 +21,9 @@ class RankPlan:
     """One rank of a replica; all replicas are alike.
 
     `forward_flops` and `activation_bytes` are of one micro-batch: the floating-point operations of matrix products,
-    convolutions and attention, and the bytes that autograd keeps for the backward pass (of the largest of its stages,
-    without recomputation). `fixed_bytes` are weights, gradients and two states of an optimizer such as AdamW; with
-    sync="zero3" a replica's part of all four, and weights and gradients of the largest stage.
+    convolutions and attention, and the bytes that are kept for the backward pass, of the largest of its stages.
+    `fixed_bytes` are weights, gradients and two states of an optimizer such as AdamW; with sync="zero3" a replica's
+    part of all four, and weights and gradients of the largest stage.
     """
 
     rank: int

@@ -39,6 +39,7 @@ def plan(
     schedule: str = "1f1b",
     micro_batches: int | None = None,
     precision: str = "fp32",
+    recompute: str = "none",
     sync: str = "allreduce",
     context_attention: str = "all_gather",
     mesh: Mesh | None = None,
@@ -64,6 +65,7 @@ def plan(
         schedule=schedule,
         micro_batches=micro_batches,
         precision=precision,
+        recompute=recompute,
         sync=sync,
         context_attention=context_attention,
     )
@@ -90,7 +92,6 @@ def _options(**chosen: Any) -> TrainerOptions:
     others: dict[str, Any] = {
         "clip_norm": None,
         "norm_type": 2.0,
-        "recompute": "none",
         "accumulate": 1,
         "lr_schedule": None,
         "seed": 0,
@@ -104,7 +105,10 @@ def _predict(pieces: MeshPieces, options: TrainerOptions, batch: Any, mesh: Read
     rows = row_count(flat, row_major(first.batch_inputs))
     split = split_rows(rows, replicas=parallel.data_parallel, micro_batches=options.micro_batches)
     most, micro_batches = max(split.sizes), max(split.micro_batches)
-    costs = {place: [count(program, most) for program in pieces.cuts[place].programs] for place in pieces.cuts}
+    costs = {
+        place: [count(program, most, options.recompute) for program in pieces.cuts[place].programs]
+        for place in pieces.cuts
+    }
     seconds = [max(cost.flops, 1) for cost in costs[0, 0]]
     lists = [
         actions_of_rank(
