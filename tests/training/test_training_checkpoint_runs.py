@@ -361,6 +361,18 @@ def test_a_trainer_without_a_folder_says_so() -> None:
             call()
 
 
+def test_an_earlier_runs_checkpoints_are_never_replaced_unasked(tmp_path: Path) -> None:
+    with thread_session(1) as session:
+        with trainer_for(session, Layout(), tmp_path) as trainer:
+            trainer.fit(BATCHES[:1])
+        with trainer_for(session, Layout(), tmp_path) as trainer:
+            assert trainer.evaluate(BATCHES[:1]) > 0, "looking changes nothing"
+            with pytest.raises(ConfigError, match=r"holds checkpoints of an earlier run, the latest of step 1.*resume"):
+                trainer.fit(BATCHES)
+            assert trainer.fit(BATCHES[:1], resume=True).steps == [], "that one was finished"
+    assert [saved.manifest.step for saved in CheckpointFolder(tmp_path).complete()] == [1]
+
+
 def test_before_the_first_step_there_is_nothing_to_save(tmp_path: Path) -> None:
     trainer = Trainer(DistributedModel(OddLM()), parallel=ParallelConfig(), checkpoint=tmp_path, progress=False)
     assert trainer.resume() == 0

@@ -87,13 +87,32 @@ class Checkpointing:
         self._saver = BackgroundSaver(options)
         self._overdue = False
         self.folder = CheckpointFolder(options.path)
-        self.prepare = self._saver.prepare
+        self._claimed = False
         self.settle = self._saver.settle
 
     @property
     def last(self) -> Path | None:
         """The newest checkpoint that this trainer has completed."""
         return None if self._saver.last is None else self._saver.last.path
+
+    def claim(self) -> None:
+        """Take the folder for this run, before its first step.
+
+        Raises:
+            ConfigError: it holds checkpoints of an earlier run that this one does not go on from; in time, they would
+                be deleted for this run's.
+            StoreError: another process writes there, or it cannot be made.
+        """
+        if self._claimed:
+            return
+        found = self.folder.find()
+        if found is not None:
+            raise ConfigError(
+                f"checkpoint={str(self.folder.path)!r} holds checkpoints of an earlier run, the latest of step "
+                f"{found.manifest.step}: go on with fit(resume=True) or trainer.resume(), or choose another folder"
+            )
+        self._saver.prepare()
+        self._claimed = True
 
     @property
     def busy(self) -> bool:
@@ -116,6 +135,7 @@ class Checkpointing:
         self, step: int, snapshot: JobSnapshot, module: nn.Module, run: Mapping[str, Any], feed: Feed | None
     ) -> None:
         """Write in the background; an earlier save has ended. Outside of a `fit` there is no feed."""
+        self.claim()
         states = (TrackedData([]) if feed is None else feed.data).states()
         draft = Draft(
             step=step,
@@ -149,6 +169,8 @@ class Checkpointing:
         saved = open_checkpoint(self.folder, step, module, optimizer)
         if saved is None:
             return None
+        self._saver.prepare()
+        self._claimed = True
         run = saved.manifest.run
         found = Resumed(saved=saved, lr=resumed_lr(run, optimizer.lr), schedule=resumed_schedule(run, schedule))
         restore_global_rng(saved)

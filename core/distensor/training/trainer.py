@@ -244,6 +244,8 @@ class Trainer:
             BatchError: a batch cannot be cut as declared; nothing has been sent.
             DivergedError: the loss is not a finite number; no rank has applied the update.
         """
+        if self._checkpoints is not None:
+            self._checkpoints.claim()
         number = self._step + 1
         rate = rate_of(self._lr_schedule, self.lr, number)
         job = self._ready(*batches)
@@ -410,8 +412,6 @@ class Trainer:
         return self._job
 
     def _start(self, batch: Any) -> TrainingJob:
-        if self._checkpoints is not None:
-            self._checkpoints.prepare()
         session = self._session or current_session()
         session.attach(self)
         self._attached = session
