@@ -182,8 +182,18 @@ class TestAverage:
         run(updater, own, range(2))
         with torch.no_grad():
             own["0/a.weight"].fill_(7.0)
-        updater.refresh()
+        before = updater.averages()["1/b.weight"].clone()
+        updater.refresh({"0/a.weight", "1/frozen"})
         assert torch.equal(updater.averages()["0/a.weight"], torch.full((4, 3), 7.0))
+        assert torch.equal(updater.averages()["1/b.weight"], before), "nobody touched this one"
+
+    def test_so_does_the_master(self) -> None:
+        own = parameters(torch.bfloat16)
+        updater = Updater(spec_of("sgd"), own)
+        with torch.no_grad():
+            own["0/a.weight"].fill_(7.0)
+        updater.refresh({"0/a.weight"})
+        assert torch.equal(updater.state()["0/a.weight"]["master"], torch.full((4, 3), 7.0))
 
 
 def test_no_decay_goes_by_the_name_after_the_stage() -> None:

@@ -285,7 +285,7 @@ class ShardEngine:
                 target.copy_(tensor)
             else:
                 self._weights.updated[key].detach().copy_(self._weights.part(key, tensor))
-        self._updater.refresh()
+        self._updater.refresh(tensors.keys())
 
     def _buffers(self) -> dict[str, Tensor]:
         return keyed({stage: runner.buffers for stage, runner in self._runners.items()})

@@ -80,14 +80,14 @@ class Updater:
         """The moving average by key; empty where none is kept."""
         return dict(self._averages)
 
-    def refresh(self) -> None:
-        """The parameters were overwritten from outside: masters and averages start from them again."""
+    def refresh(self, keys: Set[str]) -> None:
+        """These parameters were overwritten from outside: their masters and averages start from them again."""
         with torch.no_grad():
-            for key, parameter in self._parameters.items():
+            for key in keys & self._parameters.keys():
                 if key in self._half:
-                    self._targets[key].copy_(parameter)
+                    self._targets[key].copy_(self._parameters[key])
                 if key in self._averages:
-                    self._averages[key].copy_(parameter)
+                    self._averages[key].copy_(self._parameters[key])
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Everything but the parameters that the next steps depend on. The tensors are the living ones."""
