@@ -37,14 +37,14 @@ class _Bucket:
         return self.flat.numel() * self.flat.element_size()
 
     def collect(self) -> None:
-        """Wait for the sum and write it into the gradients. Where nobody had one, None stays None."""
+        """Wait for the sum; gradients become views of it. Where nobody had one, None stays None."""
         assert self.work is not None, "launch comes before collect"
         assert self.flat is not None, "launch comes before collect"
         self.work.wait()
         *pieces, marks = torch.split(self.flat, [*self.sizes, len(self.parameters)])
         for parameter, piece, mark in zip(self.parameters, pieces, marks.tolist(), strict=True):
             if mark:
-                _store(parameter, piece)
+                parameter.grad = piece.view(parameter.shape)
         self.work, self.flat = None, None
 
 
@@ -148,10 +148,3 @@ def _elements(parameter: Tensor) -> Tensor:
 
 def _zeros(parameter: Tensor) -> Tensor:
     return torch.zeros(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
-
-
-def _store(parameter: Tensor, piece: Tensor) -> None:
-    if parameter.grad is None:
-        parameter.grad = piece.clone().view(parameter.shape)
-    else:
-        parameter.grad.detach().copy_(piece.view(parameter.shape))
