@@ -24,11 +24,6 @@ def normal(value: Extent) -> Extent:
     return value if isinstance(value, int) else _extent(_polynomial(value.tree))
 
 
-def equal(left: Extent, right: Extent) -> bool:
-    """Whether two sizes are the same for every batch."""
-    return normal(left) == normal(right)
-
-
 def plus(values: Iterable[Extent]) -> Extent:
     """The sum."""
     values = tuple(values)

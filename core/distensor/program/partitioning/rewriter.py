@@ -244,9 +244,6 @@ class Rewriter:
         args = {"self": value, "shape": self.local(info.shape, shard)}
         return self.emit("aten.reshape.default", args, info, shard, name=name)
 
-    def changed(self, value: Name, **changes: Any) -> Info:
-        return replace(self.info[value], **changes)
-
     def one(self, op: str, args: Mapping[str, Loose], like: Name, shard: Shard | None = None) -> Ref:
         """A helper node whose result looks like `like`."""
         return self.emit(op, args, self.info[like], shard)
