@@ -33,8 +33,8 @@ def test_a_family_on_three_axes_equals_one_process(name: str) -> None:
             model, parallel=PARALLEL, session=session, progress=False, micro_batches=2, loss=family.loss
         ) as trainer,
     ):
-        parity = ours.check_parity(batch)
-        loss = ours.evaluate([other])
+        parity = trainer.check_parity(batch)
+        loss = trainer.evaluate([other])
     with torch.no_grad():
         expected = float(run_module(module.eval(), other, family.loss))
     assert parity.gradient_difference <= 1e-6
