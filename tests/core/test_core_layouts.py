@@ -42,6 +42,16 @@ def test_uneven_and_empty_shards() -> None:
     assert even_lengths(12, 2, 4) == (8, 4)
 
 
+def test_global_shapes_are_not_local_ones_times_ranks() -> None:
+    """[10, 2] over four ranks as 3, 3, 3, 1, and [2] as 1, 1, 0, 0."""
+    for shape, lengths in (((10, 2), (3, 3, 3, 1)), ((2,), (1, 1, 0, 0))):
+        layout = WeightLayout(shape=shape, dim=0, ranks=4, segments=tuple(zip(lengths, range(4), strict=True)))
+        full = torch.randn(shape)
+        parts = [layout.take(full, rank) for rank in range(4)]
+        assert [part.shape[0] for part in parts] == list(lengths)
+        assert torch.equal(layout.join(parts), full)
+
+
 def test_fused_weights_have_several_ranges_for_each_rank() -> None:
     fused = WeightLayout(shape=(12,), dim=0, ranks=2, segments=((2, 0), (2, 1)) * 3)
     assert fused.ranges(1) == ((2, 4), (6, 8), (10, 12))

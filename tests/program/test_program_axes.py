@@ -115,19 +115,6 @@ def test_sums_of_halves_are_made_in_32_bits() -> None:
     assert [float(value) for value in Grid({Axis.TP: 4}).run(run)] == [260.0] * 4
 
 
-def test_scatter_is_the_own_part_of_the_sum() -> None:
-    from distensor.program.collectives import scatter
-
-    def run(place: Mapping[Axis, int], groups: Mapping[Axis, AxisGroup]) -> tuple[list[float], list[float]]:
-        value = (torch.arange(3.0) + place[Axis.TP]).requires_grad_()
-        part = scatter(groups[Axis.TP], value, 0, [1, 2])
-        (part * (1.0 + place[Axis.TP])).sum().backward()
-        assert value.grad is not None
-        return part.tolist(), value.grad.tolist()
-
-    assert Grid({Axis.TP: 2}).run(run) == [([1.0], [1.0, 2.0, 2.0]), ([3.0, 5.0], [1.0, 2.0, 2.0])]
-
-
 def test_two_axes_have_groups_of_their_own() -> None:
     def run(place: Mapping[Axis, int], groups: Mapping[Axis, AxisGroup]) -> list[float]:
         value = torch.tensor(10.0 * place[Axis.TP] + place[Axis.CP])

@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from distensor.core.errors import ShardingError, UserError
 from distensor.nn import Replicate, Shard
-from distensor.program import Partition, capture, partition
+from distensor.program import Partition, capture, cut, partition
 
 D0, D1 = Shard(dim=0), Shard(dim=1)
 _EXACT = 1e-11
@@ -154,6 +154,18 @@ def _transposed(m: Any, x: Tensor) -> Tensor:
     return torch.mv(w, m.v[:5])[:, None] + w @ m.c.t() + torch.dot(m.v, m.v) + torch.outer(y[:, 0], m.c[:, 0])
 
 
+def _letters(m: Any, x: Tensor) -> Tensor:
+    """Attention in einsum; weights are [heads, width, in]."""
+    q, k, v = (torch.einsum("bsd,hwd->bhsw", x, w) for w in (m.q, m.k, m.v))
+    scores = torch.einsum("bhsw,bhtw->bhst", q, k).softmax(-1)
+    mixed = torch.einsum("bhst,bhtw->bshw", scores, v)
+    return (
+        torch.einsum("bshw,dhw->bsd", mixed, m.o)
+        + torch.einsum("hwd,hwd->", m.q, m.k)
+        + torch.einsum("hww->h", m.v[:, :, :2]).sum()
+    )
+
+
 def _elementwise(m: Any, x: Tensor) -> Tensor:
     """Broadcasting of all sorts; parameters on every rank that meet cut values."""
     y = F.linear(x, m.a)
@@ -244,6 +256,12 @@ CASES: Mapping[str, Case] = {
         spec={"a": D1, "b": D0, "c": D1},
         run=_transposed,
         gathers=2,
+    ),
+    "products by letters": Case(
+        shapes={"q": (4, 2, 8), "k": (4, 2, 8), "v": (4, 2, 8), "o": (8, 4, 2)},
+        spec={"q": D0, "k": D0, "v": D0, "o": D1},
+        run=_letters,
+        gathers=1,
     ),
     "elementwise": Case(
         shapes={"a": (10, 8), "scale": (10,), "one": (1,), "rows": (6,)}, spec={"a": D0}, run=_elementwise
@@ -436,3 +454,13 @@ def test_keys_and_values_on_every_rank() -> None:
         spec = {"q": D0, "k": Replicate(), "v": Replicate(), "out": D1}
         made = _compare(Module(run, shapes), spec, ranks, real(6, 8), loss=squares, loss_weight="rows")
         assert made.gathers == ()
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_weights_start_alike_however_they_are_cut(dim: int) -> None:
+    """The module is made once and cut afterwards: its parts are those of one process."""
+    module = Module(column, {"a": (10, 7)})
+    captured = capture(module, real(6, 7)(4), loss=squares, loss_weight="rows")
+    made = partition(captured, {"a": dim}, tensor=2)
+    parts = [cut(made.captured(tp=rank)).weights(0)["a"] for rank in range(2)]
+    assert torch.equal(made.layouts["a"].join(parts), module.get_parameter("a"))

@@ -169,17 +169,6 @@ class _Split(torch.autograd.Function):
         return context.pieces.gather(context.group, gradients[0]), None, None
 
 
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(context: Any, value: Tensor, group: AxisGroup, sizes: Sequence[int], dim: int) -> Tensor:
-        context.group, context.sizes, context.dim = group, sizes, dim
-        return scattered(group, value, sizes, dim)
-
-    @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        return context.group.all_gather(gradients[0], context.sizes, context.dim), None, None, None
-
-
 def enter(group: AxisGroup, value: Tensor) -> Tensor:
     """A value that is the same on all ranks goes into compute that differs: its gradients are summed."""
     return _Enter.apply(value, group)  # type: ignore[no-any-return,no-untyped-call]
@@ -239,11 +228,6 @@ def split(
     return _Split.apply(value, group, _pieces(group, dim, lengths, owners, outer, inner))  # type: ignore[no-any-return,no-untyped-call]
 
 
-def scatter(group: AxisGroup, value: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
-    """Partial sums become their sum, cut along `dim` into one part for each rank."""
-    return _Scatter.apply(value, group, sizes, dim)  # type: ignore[no-any-return,no-untyped-call]
-
-
 def _pieces(
     group: AxisGroup, dim: int, lengths: Sequence[int], owners: Sequence[int], outer: int, inner: int
 ) -> Pieces:
@@ -260,7 +244,6 @@ COLLECTIVES: Mapping[str, Callable[..., Any]] = {
     "dist.gather.default": gather,
     "dist.collect.default": collect,
     "dist.split.default": split,
-    "dist.scatter.default": scatter,
     "dist.cross_entropy.default": cross_entropy,
 }
 """Each takes the group of its axis first."""

@@ -344,7 +344,6 @@ dist.maximum.default(T self, *, e axis) -> T
 dist.gather.default(T self, i dim, i* lengths, i* owners, i outer=1, i inner=1, *, e axis) -> T
 dist.collect.default(T self, i dim, i* lengths, i* owners, i outer=1, i inner=1, *, e axis) -> T
 dist.split.default(T self, i dim, i* lengths, i* owners, i outer=1, i inner=1, *, e axis) -> T
-dist.scatter.default(T self, i dim, i* sizes, *, e axis) -> T
 dist.attention.default(T query, T key, T value, T? attn_mask, b is_causal, f? scale, i* lengths, i* owners, e method, *, e axis) -> T
 dist.cross_entropy.default(T self, T target, T? weight=None, i reduction=1, i ignore_index=-100, f label_smoothing=0.0, *, i start, i classes, e axis) -> T
 """  # noqa: E501  one signature is one line

@@ -429,5 +429,4 @@ SHAPING: Mapping[str, Rule] = {
     **_named("gather take_along_dim", _pick),
     "dist.gather.default": _collective,
     "dist.split.default": _collective,
-    "dist.scatter.default": _collective,
 }

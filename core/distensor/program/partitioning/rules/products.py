@@ -5,7 +5,7 @@ Source: Shoeybi et al. 2019, "Megatron-LM", section 3, for the pair of column an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from distensor.program.builder import Name
@@ -30,7 +30,9 @@ class Operand:
         return self.labels.index(label) if label in self.labels else None
 
 
-def _chosen(rewriter: Rewriter, operands: Sequence[Operand]) -> tuple[str, Layout] | None:
+def _chosen(
+    rewriter: Rewriter, operands: Sequence[Operand], summed: Collection[str] = (_SUM,)
+) -> tuple[str, Layout] | None:
     """The label along which the product is cut: a weight's rather than that of an activation."""
     found: list[tuple[bool, str, Layout]] = []
     for operand in operands:
@@ -41,7 +43,7 @@ def _chosen(rewriter: Rewriter, operands: Sequence[Operand]) -> tuple[str, Layou
         return None
     _, label, layout = max(found, key=lambda item: item[0])
     whole_weight = any(isinstance(item.value, WeightRef) and rewriter.shard(item.value) is None for item in operands)
-    if label == _SUM and whole_weight:
+    if label in summed and whole_weight:
         return None  # gathering the activation is cheaper than gathering the gradient of the weight
     return label, layout
 
@@ -156,8 +158,36 @@ def _added(op: str, keys: tuple[str, str], batch: tuple[str, ...]) -> Rule:
     return rule
 
 
+def einsum(rewriter: Rewriter) -> None:
+    """Each letter is a dim; diagonals get whole values."""
+    left, _, result = rewriter.argument("equation").partition("->")
+    terms, names = left.split(","), rewriter.argument("tensors")
+    if any(len(set(term)) < len(term) for term in terms):
+        rewriter.passed_on()
+        return
+    operands = [Operand("", name, _dims_of(rewriter, name, term)) for name, term in zip(names, terms, strict=True)]
+    chosen = _chosen(rewriter, operands, set("".join(terms)) - set(result))
+    if chosen is None:
+        rewriter.passed_on()
+        return
+    label, layout = chosen
+    layout = following(rewriter, (operand.value for operand in operands), layout)
+    made = tuple(_factors(rewriter, [operand], label, layout)[""] for operand in operands)
+    args = {**rewriter.node.args, "tensors": made}
+    if label in result:
+        rewriter.keep(args, Shard(dim=result.index(label), layout=layout))
+        return
+    out = rewriter.out()
+    rewriter.reduced(rewriter.one("aten.einsum.default", args, out), name=out.name)
+
+
+def _dims_of(rewriter: Rewriter, name: Name, term: str) -> tuple[str, ...]:
+    return tuple("" if is_one(extent) else letter for extent, letter in zip(rewriter.shape(name), term, strict=True))
+
+
 RULES: Mapping[str, Rule] = {
     "aten.linear.default": linear,
+    "aten.einsum.default": einsum,
     "aten.matmul.default": matmul,
     "aten.mm.default": _plain(("self", "mat2"), (("m", _SUM), (_SUM, "n"))),
     "aten.bmm.default": _plain(("self", "mat2"), (("batch", "m", _SUM), ("batch", _SUM, "n"))),
