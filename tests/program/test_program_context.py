@@ -19,7 +19,7 @@ from distensor.core import sequence
 from distensor.core.compute import Precision
 from distensor.core.errors import BatchError, CaptureError, ConfigError
 from distensor.nn import Shard, ShardingSpec
-from distensor.program import Captured, StageRunner, attention, capture, cut
+from distensor.program import Captured, Limits, StageRunner, attention, capture, check_shapes, cut
 from distensor.program.collectives import Pieces
 from distensor.program.expressions import Size, evaluate
 from distensor.program.partitioning import partition
@@ -178,6 +178,22 @@ def test_the_sequence_is_really_cut() -> None:
     }
     assert len(halves) >= 6
     assert all(4 in shape and 8 not in shape[:2] for shape in halves.values())
+
+
+@pytest.mark.parametrize("name", ["llama_tied", "bert"])
+def test_a_rank_holds_its_share_of_activations(name: str, captured: Callable[[str], tuple[Any, Captured]]) -> None:
+    """Bytes that a forward pass allocates at 64 positions: masks are made for the rank's rows alone."""
+    _, graph = captured(name)
+    made = partition(graph, {}, context=4)
+    whole, share = (_activation_bytes(each) for each in (graph, made.captured(cp=1)))
+    print(f"{name}: {whole} bytes in one process, {share} on each of four ranks")
+    assert share <= 1.08 * whole / 4
+
+
+def _activation_bytes(graph: Captured) -> int:
+    (program,) = cut(graph).programs
+    sizes = {dim.name: 2 if dim.name == "batch" else 64 for dim in program.dims}
+    return check_shapes(program, Limits(), sizes).activation_bytes
 
 
 def test_two_sequences_are_refused_with_their_shapes() -> None:

@@ -7,7 +7,7 @@ computed from them alone. Values that need no gradient fit both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -33,6 +33,10 @@ class Rewriter:
     layout: Layout
     method: str
     probes: Probes
+    remade: Callable[[Rewriter, Ref, Split], Ref | None]
+    """Makes the part of a value without gradient anew (glue.py)."""
+    makers: dict[str, Node] = field(default_factory=dict)
+    """The original nodes by the values that they make."""
     nodes: list[Node] = field(default_factory=list)
     full: dict[str, Info] = field(default_factory=dict)
     """Every value as it is without the axis ..."""
@@ -90,6 +94,7 @@ class Rewriter:
         for name, state in zip(node.out, states, strict=True):
             if name is not None:
                 self.know(name, self.captured.values[name], state)
+                self.makers[name] = node
 
     def know(self, name: str, info: Info, state: State) -> None:
         self.full[name] = info
@@ -113,9 +118,14 @@ class Rewriter:
         self.nodes.append(replace(last, out=node.out))
         self.know(name, self.captured.values[name], self.states[made.name])
 
+    def _scope(self, name: Name) -> str:
+        """Where a conversion is made once: stages may end between modules, and only what has no gradient (masks,
+        positions) is copied into all that need it.
+        """
+        return self.module if isinstance(name, WeightRef) or self.info(name).requires_grad else ""
+
     def _once_made(self, what: str, name: Name, op: str, args: Mapping[str, Argument], state: State, full: Info) -> Ref:
-        """The same conversion in the same module is made once: stages may end between modules."""
-        key = (what, name, state, self.module)
+        key = (what, name, state, self._scope(name))
         if key not in self._made:
             self._made[key] = self.emit(op, {"self": name, **args, **AXIS}, full, state)
         return self._made[key]
@@ -149,7 +159,19 @@ class Rewriter:
             return self.cut(self.whole(name), split)
         if state is Same.PARTIAL and info.requires_grad:
             return self._sliced(name, split)
+        found = self._remade(name, split) if isinstance(name, Ref) and not info.requires_grad else None
+        if found is not None:
+            return found
         return self._once_made("split", name, "dist.split.default", segments(split), split, info)
+
+    def _remade(self, name: Ref, split: Split) -> Ref | None:
+        key = ("remade", name, split, "")
+        if key not in self._made:
+            found = self.remade(self, name, split)
+            if found is None:
+                return None
+            self._made[key] = found
+        return self._made[key]
 
     def _sliced(self, name: Name, split: Split) -> Name:
         """The rank's chunks by plain slices: the gradients are parts of the sum already, and nothing is exchanged."""

@@ -18,6 +18,7 @@ from distensor.core.sequence import HeadTail
 from distensor.program.capturing import Captured, live_nodes
 from distensor.program.context.attending import ATTENDING
 from distensor.program.context.extents import Probes
+from distensor.program.context.glue import remade
 from distensor.program.context.layout import Layout, Same, Split
 from distensor.program.context.pointwise import POINTWISE, Rule
 from distensor.program.context.products import PRODUCTS
@@ -62,7 +63,12 @@ def _rewrite(
 ) -> tuple[Captured, tuple[tuple[str, str], ...]]:
     layout = Layout.of(division, Size(sequence))
     rewriter = Rewriter(
-        captured=captured, rank=rank, layout=layout, method=method.value, probes=Probes.of(captured.dims)
+        captured=captured,
+        rank=rank,
+        layout=layout,
+        method=method.value,
+        probes=Probes.of(captured.dims),
+        remade=remade,
     )
     for spec in captured.inputs:
         rewriter.know(spec.name, captured.values[spec.name], Same.WHOLE)
