@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,26 @@ def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
         other.communicate()
     with CheckpointFolder(tmp_path).writing():
         pass
+
+
+TRY = """
+import sys
+from distensor.training.checkpoint_folder import CheckpointFolder
+with CheckpointFolder(sys.argv[1]).writing():
+    pass
+"""
+
+
+def test_a_folder_stays_locked_until_the_last_trainer_of_a_process_lets_go(tmp_path: Path) -> None:
+    """One that failed is often closed after the next one has begun."""
+    failed, following = ExitStack(), ExitStack()
+    for held in (failed, following):
+        held.enter_context(CheckpointFolder(tmp_path).writing())
+    failed.close()
+    other = subprocess.run([sys.executable, "-c", TRY, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert "another trainer writes" in other.stderr
+    following.close()
+    subprocess.run([sys.executable, "-c", TRY, str(tmp_path)], check=True)
 
 
 # -- damage ------------------------------------------------------------------------------------------------------

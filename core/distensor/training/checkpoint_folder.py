@@ -12,6 +12,7 @@ import fcntl
 import os
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,16 +85,11 @@ class CheckpointFolder:
         Raises:
             StoreError: another process writes here, or the folder cannot be made.
         """
+        held = _hold(self.path)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise StoreError(f"checkpoint folder {self.path} cannot be used: {error}") from error
-        try:
-            _take(lock, self.path)
             yield
         finally:
-            os.close(lock)
+            _let_go(held)
 
     def sweep(self) -> None:
         """Remove what a killed process left incomplete. Only while `writing`."""
@@ -154,14 +150,45 @@ def discard(path: Path) -> None:
         raise StoreError(f"old checkpoint {path} cannot be deleted: {error}") from error
 
 
-def _take(lock: int, path: Path) -> None:
-    """A lock of the process, which a data loader's forked children do not inherit."""
+_locks: dict[Path, tuple[int, int]] = {}
+"""Folders that this process writes to -> (descriptor, how many hold it). A process has one lock on a file, whoever
+asks, and loses it when any descriptor of that file is closed."""
+
+_guard = threading.Lock()
+
+
+def _hold(path: Path) -> Path:
     try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.mkdir(parents=True, exist_ok=True)
+        key = path.resolve()
+        with _guard:
+            descriptor, holders = _locks.get(key) or (_lock(key), 0)
+            _locks[key] = (descriptor, holders + 1)
     except OSError as error:
+        raise StoreError(f"checkpoint folder {path} cannot be used: {error}") from error
+    return key
+
+
+def _let_go(key: Path) -> None:
+    with _guard:
+        descriptor, holders = _locks.pop(key)
+        if holders > 1:
+            _locks[key] = (descriptor, holders - 1)
+        else:
+            os.close(descriptor)
+
+
+def _lock(path: Path) -> int:
+    """A lock of the process, which a data loader's forked children do not inherit."""
+    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
         if error.errno in (errno.EACCES, errno.EAGAIN):
             raise StoreError(f"another trainer writes its checkpoints to {path}; give each a folder") from error
-        raise StoreError(f"checkpoint folder {path} cannot be locked: {error}") from error
+        raise
+    return descriptor
 
 
 def _flush_folder(path: Path) -> None:
