@@ -71,7 +71,8 @@ class Trainer:
         clip_norm: the largest norm that the gradient of the whole model may have.
         norm_type: which norm: 2.0, 1.0 or "inf". `StepResult.grad_norm` is of this type too.
         accumulate: how many batches of `fit` make one optimizer step; the mean is over all their real elements. The
-            last step of an epoch takes what is left.
+            last step of an epoch takes what is left. "gpipe" and "looped_bfs" hold the activations of all of them at
+            once, the other schedules only as many as they run ahead.
         precision: "fp32" computes as the module itself does; "bf16" as under `torch.autocast("cpu", torch.bfloat16)`,
             on every device, with float32 parameters, gradients, sums and loss.
         recompute: "none" keeps all activations for the backward pass; "layer" keeps the inputs of each repeated module
