@@ -61,6 +61,15 @@ def test_weights_give_proportional_shards() -> None:
     assert division.chunks(16, 1) == ((6, 8), (8, 10))
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 6), st.data())
+def test_from_the_shortest_length_on_nobody_is_empty(ranks: int, data: st.DataObject) -> None:
+    weights = data.draw(st.one_of(st.just(()), st.tuples(*[st.integers(1, 9)] * ranks)))
+    division = HeadTail(ranks=ranks, weights=weights)
+    length = division.shortest + data.draw(st.integers(0, 40))
+    assert all(division.positions(length, rank) for rank in range(ranks))
+
+
 def test_short_sequences_leave_chunks_empty() -> None:
     assert [HeadTail(ranks=3).positions(2, rank) for rank in range(3)] == [(1,), (), (0,)]
 

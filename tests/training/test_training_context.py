@@ -33,7 +33,7 @@ def trainer_of(session: Any, module: Any, parallel: ParallelConfig, **options: A
             "all_gather",
             {},
         ),
-        (ParallelConfig(context_parallel=2), "all_gather", {"recompute": "layer"}),
+        (ParallelConfig(context_parallel=2), "all_gather", {"recompute": "layer", "context_shares": [3, 2]}),
     ],
     ids=lambda value: value.describe() if isinstance(value, ParallelConfig) else str(value),
 )

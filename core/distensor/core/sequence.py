@@ -48,6 +48,11 @@ class HeadTail:
         weights = self.weights or (1,) * self.ranks
         return (0, *itertools.accumulate(weights[owner] for owner in self.owners))
 
+    @property
+    def shortest(self) -> int:
+        """From this length on every rank holds a position."""
+        return -(-self.marks[-1] // min(self.weights)) if self.weights else self.ranks
+
     def cuts(self, length: int) -> tuple[int, ...]:
         """Positions where chunks begin and end in a sequence of `length`: 2P + 1 numbers from 0 to `length`."""
         total = self.marks[-1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,7 @@ class TrainerOptions:
     precision: Precision
     recompute: Recompute
     context_attention: ContextAttention
+    context_shares: tuple[int, ...]
     accumulate: int
     seed: int
     sync: Sync = Sync.ALLREDUCE
@@ -75,6 +76,7 @@ class TrainerOptions:
         checkpoint: object = None,
         checkpoint_every: object = None,
         checkpoint_keep: object = None,
+        context_shares: Sequence[int] | None = None,
         **choices: Any,
     ) -> TrainerOptions:
         """Everything is checked before anything is said: the message names each keyword that is wrong, its value and
@@ -100,6 +102,7 @@ class TrainerOptions:
             "precision": problems.check(parse_precision, precision),
             "recompute": problems.check(parse_recompute, recompute),
             "context_attention": problems.check(parse_context_attention, context_attention),
+            "context_shares": problems.check(_context_shares, context_shares, parallel),
             "accumulate": problems.check(_integer, "accumulate", accumulate, at_least=1),
             "seed": problems.check(_integer, "seed", seed, at_least=0),
             "checkpoint": problems.check(checkpoint_options, checkpoint, checkpoint_every, checkpoint_keep),
@@ -146,6 +149,18 @@ def _micro_batches(value: int | None, parallel: ParallelConfig) -> int:
     if value is None:
         return 1 if parallel.pipeline_parallel == 1 else 2 * parallel.pipeline_parallel
     return _integer("micro_batches", value, at_least=1)
+
+
+def _context_shares(value: Sequence[int] | None, parallel: ParallelConfig) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    ranks = parallel.context_parallel
+    shares = tuple(value) if isinstance(value, list | tuple) else ()
+    if len(shares) != ranks or not all(isinstance(item, int) and item > 0 for item in shares) or True in shares:
+        raise ConfigError(
+            f"context_shares={value!r}: expected a positive integer for each of the {ranks} ranks of context_parallel"
+        )
+    return shares
 
 
 def _integer(keyword: str, value: object, *, at_least: int) -> int:

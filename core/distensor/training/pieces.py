@@ -58,6 +58,7 @@ class MeshPieces:
             tensor=parallel.tensor_parallel,
             context=parallel.context_parallel,
             attention=options.context_attention,
+            shares=options.context_shares,
         )
         cuts = {place: cut(graph, model.stages) for place, graph in parts.graphs.items()}
         return cls(

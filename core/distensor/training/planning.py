@@ -42,6 +42,7 @@ def plan(
     recompute: str = "none",
     sync: str = "allreduce",
     context_attention: str = "all_gather",
+    context_shares: Sequence[int] | None = None,
     mesh: Mesh | None = None,
 ) -> Plan:
     """What training `model` on `parallel` would take: stages, parameters, operations and memory of each rank.
@@ -68,6 +69,7 @@ def plan(
         recompute=recompute,
         sync=sync,
         context_attention=context_attention,
+        context_shares=context_shares,
     )
     pieces = None if options is None else problems.check(cut_for, model, options, batch, loss, loss_weight)
     if options is None or pieces is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,6 +83,8 @@ class Trainer:
         checkpoint_keep: how many complete checkpoints stay; by default 2.
         context_attention: how keys and values move with context_parallel above 1: "all_gather" (fewest messages),
             "ring" (least memory), "ulysses" (heads for chunks; at most as many ranks as heads).
+        context_shares: proportions of the parts of the sequence, a positive integer for each rank of context_parallel:
+            [3, 1] gives the first rank three quarters of the positions. By default all are equal.
         seed: of dropout.
         name: of the job, as providers see it.
         progress: show a progress bar in `fit`; by default where standard error is a terminal.
@@ -111,6 +113,7 @@ class Trainer:
         precision: str = "fp32",
         recompute: str = "none",
         context_attention: str = "all_gather",
+        context_shares: Sequence[int] | None = None,
         accumulate: int = 1,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
@@ -134,6 +137,7 @@ class Trainer:
             precision=precision,
             recompute=recompute,
             context_attention=context_attention,
+            context_shares=context_shares,
             accumulate=accumulate,
             checkpoint=checkpoint,
             checkpoint_every=checkpoint_every,

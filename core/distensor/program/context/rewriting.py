@@ -80,7 +80,7 @@ def _rewrite(
             f"context_parallel={division.ranks}: nothing in the module can be cut along the sequence (dim 1 of "
             f"{', '.join(repr(spec.name) for spec in captured.inputs)}); use context_parallel=1"
         )
-    dims = tuple(_at_least(dim, division.ranks) if dim.name == sequence else dim for dim in captured.dims)
+    dims = tuple(_at_least(dim, division.shortest) if dim.name == sequence else dim for dim in captured.dims)
     made = replace(
         captured,
         dims=dims,
@@ -93,9 +93,9 @@ def _rewrite(
     return made, tuple(rewriter.gathers)
 
 
-def _at_least(dim: Dim, ranks: int) -> Dim:
+def _at_least(dim: Dim, length: int) -> Dim:
     """Each rank holds one position at least."""
-    return replace(dim, minimum=max(dim.minimum, ranks))
+    return replace(dim, minimum=max(dim.minimum, length))
 
 
 def _result(rewriter: Rewriter, name: str) -> str:

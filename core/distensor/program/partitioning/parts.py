@@ -40,11 +40,13 @@ def partition(
     tensor: int = 1,
     context: int = 1,
     attention: str = ContextAttention.ALL_GATHER,
+    shares: tuple[int, ...] = (),
 ) -> Partition:
     """Rewrite `captured` for `tensor` x `context` ranks.
 
     `placements` maps parameter names to the dim that is cut on tp, or None; parameters not named are replicated.
-    `attention` is how keys and values move between the ranks of the sequence: all_gather, ring or ulysses.
+    `attention` is how keys and values move between the ranks of the sequence: all_gather, ring or ulysses; `shares`
+    are the proportions of their parts, equal by default.
 
     Raises:
         ShardingError: a parameter that cannot be cut for this many ranks, by name.
@@ -54,7 +56,7 @@ def partition(
         made = Partition(tensor=1, context=1, graphs={(0, 0): captured}, layouts={})
     else:
         made = _with_tensor(captured, placements, tensor)
-    return with_context(made, context, attention)
+    return with_context(made, context, attention, shares)
 
 
 def _with_tensor(captured: Captured, placements: Mapping[str, int | None], tensor: int) -> Partition:
@@ -63,11 +65,11 @@ def _with_tensor(captured: Captured, placements: Mapping[str, int | None], tenso
     return Partition(tensor=tensor, context=1, graphs=graphs, layouts=cut.layouts, gathers=cut.gathers)
 
 
-def with_context(made: Partition, context: int, attention: str) -> Partition:
+def with_context(made: Partition, context: int, attention: str, shares: tuple[int, ...] = ()) -> Partition:
     """The graphs of `made` (one for each tp rank) cut along the sequence, head-tail."""
     if context == 1:
         return made
-    division, method = HeadTail(ranks=context), parse_context_attention(attention)
+    division, method = HeadTail(ranks=context, weights=shares), parse_context_attention(attention)
     cuts = {tp: cut_sequence(graph, division, method) for (tp, _), graph in made.graphs.items()}
     graphs = {(tp, cp): graph for tp, cut in cuts.items() for cp, graph in enumerate(cut.graphs)}
     return replace(made, context=context, graphs=graphs, whole_sequences=cuts[0].gathers)
