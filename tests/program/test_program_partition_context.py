@@ -11,12 +11,13 @@ from program_families import FAMILIES
 from distensor.program import capture, partition
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "attention", "stages"),
     [
         ("llama_tied", "ring", 2),
-        pytest.param("gpt2", "all_gather", 1, marks=pytest.mark.slow),
-        pytest.param("qwen2", "ulysses", 2, marks=pytest.mark.slow),
+        ("gpt2", "all_gather", 1),
+        ("qwen2", "ulysses", 2),
     ],
 )
 def test_two_by_two_ranks(name: str, attention: str, stages: int) -> None:

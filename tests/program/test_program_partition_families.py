@@ -57,7 +57,7 @@ def _check(name: str, spec: Any, ranks: int, stages: int = 1) -> tuple[int, int]
     return len(found.calls), len(made.gathers)
 
 
-_QUICK = ("llama", "qwen2", "olmo2", "gpt2", "bert", "transformer_encoder", "mlp")
+_QUICK = ("llama", "qwen2", "olmo2", "gpt2", "transformer_encoder", "mlp")
 """Families that stand for what the others do too; the others run with the slow tests."""
 
 
