@@ -25,7 +25,7 @@ from distensor.program.expressions import Size, evaluate
 from distensor.program.partitioning import partition
 
 QUICK = "llama_tied gpt2 bert transformer_encoder"
-SLOW = "llama llama_masked qwen2 mistral gemma2 olmo2 opt gpt_neox"
+SLOW = "llama llama_masked qwen2 mistral mixtral gemma2 olmo2 opt gpt_neox"
 NAMES = [*QUICK.split(), *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW.split())]
 
 

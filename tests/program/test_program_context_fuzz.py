@@ -60,6 +60,8 @@ STEPS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "stacked": lambda x: torch.stack([x, x * 2], 1).unbind(1)[1],
     "repeated": lambda x: x[:, None].expand(-1, 3, -1, -1).sum(1).repeat(1, 1, 2)[..., :WIDTH],
     "einsum": lambda x: torch.einsum("bsd,btd->bst", x, x).sigmoid() @ x / 4,
+    "twice each": lambda x: x.repeat_interleave(2, 1).flatten(0, 1).unflatten(0, (x.shape[0], -1, 2)).sum(2),
+    "places": lambda x: x[..., [3, 1, 0, 2]],
     "position": lambda x: x * torch.arange(x.shape[1]).sub(2).cos()[:, None],
     "neighbours": lambda x: F.avg_pool1d(x.transpose(1, 2), 3, 1, 1).transpose(1, 2),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from distensor.program.context.extents import minus, over, plus, times
 from distensor.program.context.layout import Layout, Same, Split
@@ -246,10 +247,16 @@ def _padded(rw: Rewriter, node: Node) -> bool:
 
 
 def _repeat_interleave(rw: Rewriter, node: Node) -> bool:
-    found = subject(rw, node)
-    if found is None or node.args.get("dim") is None or axis_of(node.args["dim"], len(found[2])) == found[1].dim:
+    """Each element of a dim several times: of the sequence, each position."""
+    found, repeats = subject(rw, node), node.args["repeats"]
+    if found is None or not isinstance(repeats, (int, Size)):
         return False
-    rw.add(node, node.args, [found[1]])
+    _, split, shape = found
+    if node.args.get("dim") is None and len(shape) > 1:
+        return False
+    if axis_of(node.args.get("dim") or 0, len(shape)) == split.dim:
+        split = replace(split, inner=times(split.inner, repeats))
+    rw.add(node, {key: value for key, value in node.args.items() if key != "output_size"}, [split])
     return True
 
 
@@ -357,14 +364,28 @@ def _embedding(rw: Rewriter, node: Node) -> bool:
 
 
 def _index(rw: Rewriter, node: Node) -> bool:
-    """Rows of a table by one tensor of indices."""
+    """Rows of a table by one tensor of indices; or one list of places along another dim than the sequence."""
     table, indices = node.args["self"], node.args["indices"]
-    if not isinstance(indices, tuple) or len(indices) != 1 or not isinstance(table, (Ref, WeightRef)):
+    if not isinstance(indices, tuple) or not isinstance(table, (Ref, WeightRef)):
         return False
-    split = rw.split_of(indices[0])
-    if split is None:
+    given = [(dim, index) for dim, index in enumerate(indices) if isinstance(index, (Ref, WeightRef))]
+    if len(given) != 1:
+        return False
+    (dim, index), split = given[0], rw.split_of(table)
+    if split is not None:
+        return split.dim != dim and len(rw.shape(index)) == 1 and _places(rw, node, split, index)
+    split = rw.split_of(index)
+    if split is None or dim != 0:
         return False
     rw.add(node, {"self": rw.partial(table), "indices": indices}, [split])
+    return True
+
+
+def _places(rw: Rewriter, node: Node, split: Split, index: Name) -> bool:
+    indices = node.args["indices"]
+    assert isinstance(indices, tuple)
+    shared = tuple(rw.partial(index) if item == index else item for item in indices)
+    rw.add(node, {**node.args, "indices": shared}, [split])
     return True
 
 
