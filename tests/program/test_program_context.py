@@ -51,7 +51,13 @@ def test_families(name: str, captured: Callable[[str], tuple[Any, Captured]]) ->
 
 @pytest.mark.parametrize(
     ("name", "method"),
-    [("llama_masked", "ring"), ("llama_masked", "ulysses"), ("mistral", "ring"), ("gpt2", "ulysses"), ("bert", "ring")],
+    [
+        ("llama_masked", "ulysses"),
+        ("mistral", "ring"),
+        pytest.param("llama_masked", "ring", marks=pytest.mark.slow),
+        pytest.param("gpt2", "ulysses", marks=pytest.mark.slow),
+        pytest.param("bert", "ring", marks=pytest.mark.slow),
+    ],
 )
 def test_families_by_each_method(name: str, method: str, captured: Callable[[str], tuple[Any, Captured]]) -> None:
     """At four ranks, two micro-batches and two stages; lengths that eight does not divide, and as many as ranks."""
