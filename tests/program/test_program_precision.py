@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from partition_harness import divided, run_ranks
 from program_families import FAMILIES, squared_error
 from program_harness import cut_module, eager, loss_difference, run_cut, runners_of, whole_difference
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch.nn import functional
 
 from distensor.core.compute import Precision
 from distensor.core.errors import CaptureError
-from distensor.nn import DistributedModel, StageMapping
+from distensor.nn import DistributedModel, Shard, StageMapping
 from distensor.program import Captured, StageProgram, capture, cut
 from distensor.program.calls import DTYPES
 from distensor.program.precision import (
@@ -326,3 +327,31 @@ def test_functional_uses_of_a_weight_are_in_the_stage_of_the_weight() -> None:
     pieces = cut_module(module, _pairs(), [["first"], ["second"]], loss=squared_error, precision=Precision.BF16)
     assert [[spec.name for spec in program.parameters] for program in pieces.programs] == [["first"], ["second"]]
     assert pieces.tied == ()
+
+
+class Wide(nn.Module):
+    """Three products of one value, each with a cast of its own, behind a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.q, self.k, self.v = (nn.Linear(4, 4) for _ in range(3))
+        self.o = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.scale
+        return self.o(torch.tanh(self.q(x)) * self.k(x) + self.v(x)).float()  # type: ignore[no-any-return]
+
+
+def test_casts_of_one_value_need_one_sum_of_gradients() -> None:
+    torch.manual_seed(0)
+    module = Wide().train()
+    graph = capture(module, _pairs(), loss=squared_error, precision=Precision.BF16)
+    columns = {f"{name}.{kind}": Shard(dim=0) for name in "qkv" for kind in ("weight", "bias")}
+    made = divided(graph, {**columns, "o.weight": Shard(dim=1)}, 2)
+    for rank in range(2):
+        ops = [node.op for node in made.captured(tp=rank).nodes]
+        assert ops.count("dist.enter.default") == 1
+        assert ops.count("dist.reduce.default") == 1
+    reference = eager(module, _pairs(), squared_error, autocast=True)
+    assert whole_difference(run_ranks(made, _pairs()).result, reference) <= 2**-7

@@ -86,6 +86,9 @@ class Rewriter:
         self.shards: dict[Name, Shard] = {
             WeightRef(name): Shard(dim=plan.dim, layout=plan.start()) for name, plan in plans.of.items()
         }
+        self._casts = {
+            Ref(str(node.out[0])): node.args["self"] for node in captured.nodes if node.op == "aten.to.dtype"
+        }
         self._made: dict[tuple[Any, ...], Ref] = {}
         self._taken = set(captured.values)
         self._counts: Counter[str] = Counter()
@@ -193,7 +196,14 @@ class Rewriter:
         info = self.info[value]
         if not info.requires_grad:
             return value
-        return self._cached(("enter", value), lambda: self._collective("enter", value, {}, info, None))
+        return self._cached(("enter", value), lambda: self._enter(value, info))
+
+    def _enter(self, value: Name, info: Info) -> Ref:
+        """The source of a cast goes in rather than each cast of it: one sum of gradients instead of several."""
+        source = self._casts.get(value) if isinstance(value, Ref) else None
+        if isinstance(source, Ref) and self.shard(source) is None and self.info[source].requires_grad:
+            return self.emit("aten.to.dtype", {"self": self.entered(source), "dtype": info.dtype.value}, info)
+        return self._collective("enter", value, {}, info, None)
 
     def whole(self, value: Name, *, planned: bool = False) -> Name:
         """The full value on every rank. `planned`: the rule wants it so, it is no way out."""
