@@ -3,7 +3,7 @@
 `make parity` runs everything on real processes (a hub, two supervisors, up to eight workers) and writes
 docs/parity.json and docs/parity.md; it takes about an hour on two cores. `python benchmarks/parity.py --models llama
 --meshes tp2,pp2` runs some and only prints. For every cell: one batch of uneven parts, its loss and every gradient;
-then 20 steps of AdamW, the loss of each.
+then 20 steps of AdamW, the loss of each. `--resume` keeps the cells that the files hold already.
 """
 
 from __future__ import annotations
@@ -195,7 +195,16 @@ def measure(mesh: Session, family: Family, name: str, precision: str, expected: 
     )
 
 
-def measured(options: argparse.Namespace) -> Iterator[Cell]:
+def known(options: argparse.Namespace) -> dict[tuple[str, str, str], Cell]:
+    """What an earlier run has written, where this one is to go on with it."""
+    path = options.write / "parity.json" if options.resume and options.write else None
+    if path is None or not path.exists():
+        return {}
+    cells = [Cell(**row) for row in json.loads(path.read_text())["cells"]]
+    return {(cell.model, cell.mesh, cell.precision): cell for cell in cells}
+
+
+def measured(options: argparse.Namespace, found: Mapping[tuple[str, str, str], Cell]) -> Iterator[Cell]:
     most = max(parallel_of(name)[0].world_size for name in options.meshes)
     with session("local", workers=most, nodes=2) as mesh:
         for model in options.models:
@@ -203,8 +212,19 @@ def measured(options: argparse.Namespace) -> Iterator[Cell]:
             for precision in options.precisions:
                 expected = reference_losses(family.build(), family, batches_of(family), precision)
                 for name in options.meshes:
+                    if (model, name, precision) in found:
+                        continue
                     if precision == "fp32" or name in SHORT:
                         yield measure(mesh, family, name, precision, expected)
+
+
+def in_order(found: Mapping[tuple[str, str, str], Cell]) -> list[Cell]:
+    """By model, then precision, then mesh."""
+
+    def place(cell: Cell) -> tuple[int, ...]:
+        return MODELS.index(cell.model), ("fp32", "bf16").index(cell.precision), MESHES.index(cell.mesh)
+
+    return sorted(found.values(), key=place)
 
 
 def show(value: float | None) -> str:
@@ -272,15 +292,18 @@ def main() -> int:
     parser.add_argument("--meshes", type=lambda text: text.split(","), default=list(MESHES))
     parser.add_argument("--precisions", type=lambda text: text.split(","), default=["fp32", "bf16"])
     parser.add_argument("--write", type=Path, help="the folder that parity.json and parity.md go to")
+    parser.add_argument("--resume", action="store_true", help="keep the cells that the file there holds already")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(HEADER)
-    cells = []
-    for cell in measured(options):
-        cells.append(cell)
+    found = known(options)
+    for cell in measured(options, found):
+        found[cell.model, cell.mesh, cell.precision] = cell
+        cells = in_order(found)
         print(line(cell) + (" FAILS" if cell.fails else ""), flush=True)
         if options.write:
             write(options.write, cells)
+    cells = in_order(found)
     print(f"\nLargest in fp32: {summary(cells)}")
     return 1 if any(cell.fails for cell in cells) else 0
 
