@@ -30,9 +30,16 @@ def test_without_a_mapping_there_is_one_stage() -> None:
     assert set(model.stages.values()) == {0}
 
 
+def test_a_stage_may_be_a_module_without_parameters() -> None:
+    model = DistributedModel(_module(), stage_mapping=StageMapping([["0"], ["1"], ["2"]]))
+    assert model.stages == {"0.weight": 0, "0.bias": 0, "1": 1, "2.weight": 2, "2.bias": 2}
+    with pytest.raises(StageMappingError, match=r"'1' is in stage 0 .* and stage 1"):
+        DistributedModel(_module(), stage_mapping=StageMapping([["0", "1"], ["1", "2"]]))
+
+
 def test_mistakes_show_at_once() -> None:
-    with pytest.raises(StageMappingError, match=r"'1' matches no parameter"):
-        DistributedModel(_module(), stage_mapping=StageMapping([["0"], ["1", "2"]]))
+    with pytest.raises(StageMappingError, match=r"'7' matches no parameter"):
+        DistributedModel(_module(), stage_mapping=StageMapping([["0"], ["7", "2"]]))
     with pytest.raises(ShardingError, match="has 1 dims"):
         DistributedModel(_module(), tp_spec=ShardingSpec({"0.bias": Shard(dim=1)}))
 

@@ -160,17 +160,18 @@ class Gate(nn.Module):
 
 
 class Frozen(nn.Module):
-    """A frozen first stage, a second stage without parameters, a third that is trained."""
+    """A frozen layer, one without parameters, another frozen one, and one that is trained."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(4)
         self.embed = nn.Linear(4, 6).requires_grad_(False)
+        self.gate = Gate()
         self.frozen = nn.Linear(6, 6).requires_grad_(False)
         self.last = nn.Linear(6, 1)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        h = torch.tanh(self.frozen(torch.tanh(self.embed(x))))
+        h = torch.tanh(self.frozen(self.gate(self.embed(x))))
         return (self.last(h).squeeze(-1) - y).square().mean()  # type: ignore[no-any-return]
 
 
@@ -184,9 +185,9 @@ def test_stages_without_anything_to_train_take_part() -> None:
         reference(**rows_of(5, seed)).backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(reference.last.parameters(), 0.1)))
         optimizer.step()
-    stages = [["embed"], ["frozen"], ["last"]]
-    parallel = ParallelConfig(pipeline_parallel=3)
-    with thread_session(3) as session, trainer_of(session, module, parallel, stages=stages, clip_norm=0.1) as trainer:
+    stages = [["embed"], ["gate"], ["frozen"], ["last"]]
+    parallel = ParallelConfig(pipeline_parallel=4)
+    with thread_session(4) as session, trainer_of(session, module, parallel, stages=stages, clip_norm=0.1) as trainer:
         history = trainer.fit([rows_of(5, seed) for seed in range(3)])
         state, gradients = trainer.state_dict(), trainer.gradients(rows_of(5))
     assert [step.grad_norm for step in history.steps] == pytest.approx(norms, rel=1e-5)

@@ -38,7 +38,7 @@ class StageMapping:
     def resolve(
         self, names: Collection[str], aliases: Mapping[str, str] | None = None, modules: Collection[str] = ()
     ) -> dict[str, int]:
-        """Parameter name -> stage.
+        """Parameter name -> stage; and name -> stage of each module without parameters that a pattern asks for.
 
         `aliases` maps further names of tied parameters to the name in `names`; each may have a stage of its own,
         and one name with a stage is enough. `modules` are names of modules, those without parameters among them.
@@ -50,15 +50,17 @@ class StageMapping:
         known = aliases or {}
         every = [*names, *(name for name in known if name not in names)]
         found: dict[str, dict[int, str]] = {name: {} for name in every}
+        bare = [module for module in modules if module and not any(name.startswith(f"{module}.") for name in every)]
         for stage, patterns in enumerate(self.stages):
             for pattern in patterns:
                 matched = [name for name in every if pattern.covers(name)]
+                matched = matched or [module for module in bare if pattern.covers(module)]
                 if not matched:
                     raise StageMappingError(_matches_nothing(pattern, stage, every))
                 if not any(pattern.far_end.covers(name) for name in (*matched, *modules)):
                     raise StageMappingError(_reaches_too_far(pattern, stage, matched))
                 for name in matched:
-                    found[name].setdefault(stage, pattern.text)
+                    found.setdefault(name, {}).setdefault(stage, pattern.text)
         _refuse_doubles(found)
         _refuse_missing(found, names, known)
         return {name: next(iter(stages)) for name, stages in found.items() if stages}
@@ -77,7 +79,8 @@ def _parse_stage(index: int, patterns: Sequence[str]) -> tuple[Pattern, ...]:
 def _matches_nothing(pattern: Pattern, stage: int, names: Iterable[str]) -> str:
     near = nearest(pattern.text, names)
     return (
-        f"stage {stage}, pattern {pattern.text!r} matches no parameter; the nearest existing names are {listed(near)}"
+        f"stage {stage}, pattern {pattern.text!r} matches no parameter and no module without any; "
+        f"the nearest existing names are {listed(near)}"
     )
 
 
@@ -94,7 +97,7 @@ def _refuse_doubles(found: Mapping[str, Mapping[int, str]]) -> None:
         name, stages = next(iter(doubles.items()))
         where = " and ".join(f"stage {stage} (pattern {text!r})" for stage, text in stages.items())
         raise StageMappingError(
-            f"parameter {name!r} is in {where}: each parameter belongs to exactly one stage"
+            f"{name!r} is in {where}: each parameter belongs to exactly one stage"
             + (f"; so are {listed(list(doubles)[1:])}" if len(doubles) > 1 else "")
         )
 
