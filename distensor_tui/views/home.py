@@ -8,7 +8,7 @@ from distensor_tui.views import curves, devices, earnings, events, gates, jobs, 
 from distensor_tui.views.draw import Panel, allot, beside, box, section
 
 LEAST_LOG = 6
-ROOM_FOR_TOPOLOGY = 15
+ROOM_FOR_TOPOLOGY = 16
 LEAST_CHART, HIGHEST_CHART = 5, 20
 
 
@@ -24,7 +24,7 @@ def _narrow(view: View, height: int, look: Look) -> list[Line]:
     panels = [
         (devices.panel(view, size, look), 3),
         (jobs.panel(view, size, look), 4),
-        (topology.panel(view, size, look), 4),
+        (topology.panel(view, size, look), 5),  # title, stages, two replicas, and a line that counts what is cut off
         (earnings.panel(view, size, look), 2),
         (events.panel(view, size, look), 2),
     ]

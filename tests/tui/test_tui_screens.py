@@ -171,6 +171,15 @@ def test_this_nodes_ranks_are_marked() -> None:
     assert "2.1 MB/s" in shown
 
 
+@pytest.mark.parametrize("workers", range(1, 9))
+@pytest.mark.parametrize("events", [0, 40])
+def test_both_replicas_show_however_many_workers_the_node_has(workers: int, events: int) -> None:
+    happened = [fake.event(index, "worker w-1 ended") for index in range(events)]
+    shown = text(live(workers=[fake.worker(rank) for rank in range(workers)], events=happened), (80, 24))
+    for fact in ("dp 2 x tp 1", "dp0", "dp1", "today 1.840 cr", "18,204"):
+        assert fact.lower() in shown.lower(), fact
+
+
 def test_a_killed_worker_shows_its_exit_reason() -> None:
     assert "last exit: killed by signal 9 (SIGKILL) (1 restart)" in text(live(), (80, 24))
 
