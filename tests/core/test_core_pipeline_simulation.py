@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded_schedules import NAMES
 
 from distensor.core.actions import backward, forward
 from distensor.core.errors import ConfigError
@@ -25,14 +26,6 @@ from distensor.core.pipeline_simulation import (
 from distensor.core.schedules import Schedule, actions_of_rank, rank_of_stage
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "pipeline_simulations.json").read_text())
-NAMES = {
-    "GPipe": Schedule.GPIPE,
-    "1F1B": Schedule.ONE_F_ONE_B,
-    "Interleaved1F1B": Schedule.INTERLEAVED,
-    "InterleavedZeroBubble": Schedule.ZERO_BUBBLE,
-    "ZBVZeroBubble": Schedule.ZBV,
-    "LoopedBFS": Schedule.LOOPED_BFS,
-}
 
 
 def run(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded_schedules import NAMES
 
 from distensor.core.actions import peak_in_flight
 from distensor.core.errors import ConfigError, UnsupportedOptionError
@@ -27,14 +28,6 @@ from distensor.core.schedules import (
 )
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "pipeline_orders.json").read_text())
-NAMES = {
-    "GPipe": Schedule.GPIPE,
-    "1F1B": Schedule.ONE_F_ONE_B,
-    "Interleaved1F1B": Schedule.INTERLEAVED,
-    "InterleavedZeroBubble": Schedule.ZERO_BUBBLE,
-    "ZBVZeroBubble": Schedule.ZBV,
-    "LoopedBFS": Schedule.LOOPED_BFS,
-}
 ONE = StageSeconds(forward=1, input_gradient=1, weight_gradient=1)
 
 

@@ -355,6 +355,7 @@ LOSSES: Mapping[str, Callable[..., Tensor]] = {
     "huber_loss": F.huber_loss,
     "soft_margin_loss": F.soft_margin_loss,
     "binary_cross_entropy_with_logits": F.binary_cross_entropy_with_logits,
+    "hinge_embedding_loss": lambda x, y, **how: F.hinge_embedding_loss(x, (y > 0.5) * 2.0 - 1.0, **how),
 }
 
 

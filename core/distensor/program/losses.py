@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 from distensor.core.errors import CaptureError
 from distensor.program.builder import GraphBuilder, Info
 from distensor.program.expressions import Extent, Size, degree, names
+from distensor.program.ops import ELEMENTWISE_LOSSES, TARGET_LOSSES
 from distensor.program.values import Argument, DType, Node, Ref, WeightRef, sizes_in
 
 LossWeight: TypeAlias = "Literal['rows'] | Callable[[Any], Any] | None"
@@ -72,20 +73,6 @@ class Unknown:
 
 Finding: TypeAlias = "Mean | Neutral | Sum | Unknown"
 
-_ELEMENTWISE_LOSSES = frozenset(
-    {
-        "aten.mse_loss.default",
-        "aten.l1_loss.default",
-        "aten.smooth_l1_loss.default",
-        "aten.huber_loss.default",
-        "aten.binary_cross_entropy.default",
-        "aten.binary_cross_entropy_with_logits.default",
-        "aten.kl_div.default",
-        "aten.soft_margin_loss.default",
-        "aten.hinge_embedding_loss.default",
-    }
-)
-_TARGET_LOSSES = frozenset({"aten.cross_entropy_loss.default", "aten.nll_loss.default", "aten.nll_loss_nd.default"})
 _THROUGH = frozenset(
     {
         "aten.neg.default",
@@ -208,8 +195,8 @@ class _Analysis:
 
     def _rule(self, op: str) -> Callable[[Node, int], Finding] | None:
         rules: Sequence[tuple[frozenset[str], Callable[[Node, int], Finding]]] = (
-            (_TARGET_LOSSES, self._target_loss),
-            (_ELEMENTWISE_LOSSES, self._elementwise_loss),
+            (TARGET_LOSSES, self._target_loss),
+            (ELEMENTWISE_LOSSES, self._elementwise_loss),
             (_MEANS, self._mean),
             (_SUMS, self._sum),
             (_THROUGH, self._through),
@@ -340,7 +327,7 @@ def _protect(builder: GraphBuilder, analysis: _Analysis, tokens: Tokens) -> Ref:
 
 
 def _is_mean_over(node: Node, analysis: _Analysis, tokens: Tokens) -> bool:
-    if node.op not in _TARGET_LOSSES or node.args.get("reduction", _MEAN) != _MEAN:
+    if node.op not in TARGET_LOSSES or node.args.get("reduction", _MEAN) != _MEAN:
         return False
     same = (
         analysis.first(node.args["target"]) == tokens.target

@@ -375,3 +375,21 @@ RANDOM = frozenset(
     }
 )
 """Operations that may draw random numbers; they carry a site."""
+
+ELEMENTWISE_LOSSES = frozenset(
+    {
+        "aten.mse_loss.default",
+        "aten.l1_loss.default",
+        "aten.smooth_l1_loss.default",
+        "aten.huber_loss.default",
+        "aten.binary_cross_entropy.default",
+        "aten.binary_cross_entropy_with_logits.default",
+        "aten.kl_div.default",
+        "aten.soft_margin_loss.default",
+        "aten.hinge_embedding_loss.default",
+    }
+)
+"""Losses of single elements; `reduction` says whether they are summed, averaged or left."""
+
+TARGET_LOSSES = frozenset({"aten.cross_entropy_loss.default", "aten.nll_loss.default", "aten.nll_loss_nd.default"})
+"""Losses over classes, with a target and an index to ignore."""

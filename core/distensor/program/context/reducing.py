@@ -11,6 +11,7 @@ from distensor.program.context.pointwise import Rule, aligned, broadcast_target,
 from distensor.program.context.rewriter import Rewriter, real
 from distensor.program.context.shaping import axis_of, dims_of, subject
 from distensor.program.expressions import Extent
+from distensor.program.ops import ELEMENTWISE_LOSSES, TARGET_LOSSES
 from distensor.program.values import Argument, DType, Node, Ref, WeightRef
 
 _NONE, _MEAN, _SUM = 0, 1, 2
@@ -156,11 +157,6 @@ def _mean_target_loss(
     return True
 
 
-_ELEMENTWISE = (
-    "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div "
-    "soft_margin_loss hinge_embedding_loss"
-)
-
 REDUCING: Mapping[str, Rule] = {
     "aten.sum.default": _sum,
     "aten.sum.dim_IntList": _sum,
@@ -169,9 +165,7 @@ REDUCING: Mapping[str, Rule] = {
     "aten.layer_norm.default": _normalised,
     "aten.rms_norm.default": _normalised,
     "aten.cosine_similarity.default": _similarity,
-    **{f"aten.{name}.default": _elementwise_loss for name in _ELEMENTWISE.split()},
-    "aten.cross_entropy_loss.default": _target_loss,
-    "aten.nll_loss.default": _target_loss,
-    "aten.nll_loss_nd.default": _target_loss,
+    **dict.fromkeys(ELEMENTWISE_LOSSES, _elementwise_loss),
+    **dict.fromkeys(TARGET_LOSSES, _target_loss),
     "dist.cross_entropy.default": _target_loss,
 }

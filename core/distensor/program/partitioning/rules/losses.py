@@ -8,6 +8,7 @@ from enum import IntEnum
 
 from distensor.program.builder import Name
 from distensor.program.expressions import Extent
+from distensor.program.ops import ELEMENTWISE_LOSSES
 from distensor.program.partitioning.extents import times
 from distensor.program.partitioning.layout import Shard
 from distensor.program.partitioning.rewriter import TENSOR_AXIS, Loose, Rewriter
@@ -152,20 +153,9 @@ def _broadcast_shape(rewriter: Rewriter, names: list[Name]) -> tuple[Extent, ...
     return tuple(shape)
 
 
-_ELEMENTWISE = (
-    "aten.mse_loss.default",
-    "aten.l1_loss.default",
-    "aten.smooth_l1_loss.default",
-    "aten.huber_loss.default",
-    "aten.binary_cross_entropy.default",
-    "aten.binary_cross_entropy_with_logits.default",
-    "aten.kl_div.default",
-    "aten.soft_margin_loss.default",
-)
-
 RULES: Mapping[str, Rule] = {
     "aten.cross_entropy_loss.default": cross_entropy,
     "aten.nll_loss.default": likelihood,
     "aten.nll_loss_nd.default": likelihood,
-    **dict.fromkeys(_ELEMENTWISE, elementwise_loss),
+    **dict.fromkeys(ELEMENTWISE_LOSSES, elementwise_loss),
 }
