@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import socket
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,6 +26,8 @@ BEHIND_BYTES = 1 << 20
 """A client that reads slower than news comes gets no deltas until it has caught up, then a snapshot."""
 ANSWER_SECONDS = 1.0
 
+log = logging.getLogger("distensor_server")
+
 
 class RequestError(Exception):
     """A request that is answered with ok=false. It never leaves this protocol, so it is not in the tree of errors."""
@@ -36,7 +39,10 @@ class RequestError(Exception):
         self.fix = fix
 
 
-Methods: TypeAlias = Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]]
+Method: TypeAlias = Callable[[Mapping[str, Any]], "Mapping[str, Any] | Awaitable[Mapping[str, Any]]"]
+"""Parameters in, result out, at once or, where it takes time, by a coroutine. Raises RequestError to refuse."""
+Methods: TypeAlias = Mapping[str, Method]
+Answer: TypeAlias = dict[str, Any]
 
 
 class LocalServer:
@@ -50,6 +56,7 @@ class LocalServer:
         self._sections = sections
         self._methods = {**methods, "ping": lambda _params: {}, "snapshot": self._snapshot_result}
         self._clients: set[_Client] = set()
+        self._late: set[asyncio.Future[None]] = set()
         self._server: asyncio.AbstractServer | None = None
         self._inode: int | None = None
 
@@ -87,6 +94,8 @@ class LocalServer:
         if self._server is None:
             return
         self._server.close()
+        for task in self._late:
+            task.cancel()
         for client in list(self._clients):
             client.close()
         with contextlib.suppress(OSError):
@@ -101,23 +110,29 @@ class LocalServer:
     def discard(self, client: _Client) -> None:
         self._clients.discard(client)
 
-    def answer(self, line: bytes) -> dict[str, Any]:
-        """The response to one request line."""
+    def answer(self, line: bytes, send: Callable[[Answer], None]) -> None:
+        """Answer one request line by `send`: at once, or later where the method takes time."""
         identity: str | None = None
         try:
             request = _parse_request(line)
             identity = request["id"]
-            method = self._methods.get(request["method"])
-            if method is None:
-                names = ", ".join(sorted(self._methods))
-                raise RequestError(
-                    code="unknown_method", message=f"no method {request['method']!r:.60}", fix=f"use one of {names}"
-                )
-            result = method(request["params"])
+            result = self._method(request["method"])(request["params"])
         except RequestError as error:
-            details = {"code": error.code, "message": error.message, "fix": error.fix}
-            return {"type": "response", "id": identity, "ok": False, "error": details}
-        return {"type": "response", "id": identity, "ok": True, "result": dict(result)}
+            send(_refused(identity, error))
+            return
+        if isinstance(result, Mapping):
+            send(_answered(identity, result))
+            return
+        task = asyncio.ensure_future(_answer_later(identity, result, send))
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
+
+    def _method(self, name: str) -> Method:
+        method = self._methods.get(name)
+        if method is None:
+            names = ", ".join(sorted(self._methods))
+            raise RequestError(code="unknown_method", message=f"no method {name!r:.60}", fix=f"use one of {names}")
+        return method
 
     def _snapshot_result(self, _params: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"data": self._sections()}
@@ -158,7 +173,7 @@ class _Client(asyncio.Protocol):
             if isinstance(line, Oversize):
                 self._refuse_oversize(line)
             elif line.strip():
-                self.send(self._server.answer(line))
+                self._server.answer(line, self.send)
 
     def send_news(self, sections: Sections) -> None:
         if self._behind:
@@ -190,6 +205,27 @@ class _Client(asyncio.Protocol):
         error = {"code": "too_long", "message": message, "fix": "send shorter requests"}
         self.send({"type": "response", "id": None, "ok": False, "error": error})
         self.close()
+
+
+def _answered(identity: str | None, result: Mapping[str, Any]) -> Answer:
+    return {"type": "response", "id": identity, "ok": True, "result": dict(result)}
+
+
+def _refused(identity: str | None, error: RequestError) -> Answer:
+    details = {"code": error.code, "message": error.message, "fix": error.fix}
+    return {"type": "response", "id": identity, "ok": False, "error": details}
+
+
+async def _answer_later(
+    identity: str | None, result: Awaitable[Mapping[str, Any]], send: Callable[[Answer], None]
+) -> None:
+    try:
+        send(_answered(identity, await result))
+    except RequestError as error:
+        send(_refused(identity, error))
+    except Exception:  # a bug in one method: who asked must not wait for ever, and everybody else goes on
+        log.exception("a method of the local protocol failed")
+        send(_refused(identity, RequestError(code="internal", message="the request failed inside; see the log")))
 
 
 def _parse_request(line: bytes) -> dict[str, Any]:

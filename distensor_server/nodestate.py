@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from distensor.comm import LinkState
 from distensor.core.control import WorkerState
-from distensor_server.picture import HoldKind, Picture, WorkerView
+from distensor_server.picture import Gate, HoldKind, Picture, WorkerView
 
 
 class NodeState(StrEnum):
@@ -19,17 +18,6 @@ class NodeState(StrEnum):
     DRAINING = "DRAINING"
     DEGRADED = "DEGRADED"
     OFFLINE = "OFFLINE"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Gate:
-    """One condition of work: open or closed, with what was read, what the limit is, and when it may change."""
-
-    gate: str
-    open: bool
-    reading: str
-    limit: str = ""
-    next_change_at: float | None = None
 
 
 def node_state(picture: Picture) -> NodeState:
@@ -48,6 +36,8 @@ def _owners_wish(picture: Picture) -> NodeState | None:
 def _trouble(picture: Picture) -> NodeState | None:
     if not picture.detected:
         return NodeState.STARTING
+    if not _alive(picture) and not all(gate.open for gate in picture.gates):
+        return NodeState.WAITING
     if picture.link.state is not LinkState.CONNECTED:
         return _without_hub(picture)
     if any(_limps(worker) for worker in picture.workers) or any(device.fault for device in picture.devices):
@@ -85,7 +75,7 @@ def _limps(worker: WorkerView) -> bool:
 
 def gates(picture: Picture) -> tuple[Gate, ...]:
     """Every condition, open or closed, in the order in which they are asked."""
-    return (_user_gate(picture), _device_gate(picture), _hub_gate(picture), _worker_gate(picture))
+    return (_user_gate(picture), *picture.gates, _device_gate(picture), _hub_gate(picture), _worker_gate(picture))
 
 
 def _user_gate(picture: Picture) -> Gate:

@@ -61,6 +61,17 @@ class Hold:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Gate:
+    """One condition of work: open or closed, with what was read, what the limit is, and when it may change."""
+
+    gate: str
+    open: bool
+    reading: str
+    limit: str = ""
+    next_change_at: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LoggedEvent:
     at: float
     severity: str
@@ -119,3 +130,5 @@ class Picture:
     earnings_at: float | None
     today_micro: int
     events: tuple[LoggedEvent, ...] = field(default=())
+    gates: tuple[Gate, ...] = field(default=())
+    """Conditions that features add to those of `nodestate.gates`."""

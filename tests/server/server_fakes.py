@@ -37,7 +37,8 @@ from distensor_server.devices.host import HostMemory
 from distensor_server.devices.interpret import Answer, cuda_devices
 from distensor_server.devices.model import Device
 from distensor_server.lifecycle import RestartPolicy
-from distensor_server.supervisor import StopMode, Supervisor
+from distensor_server.node import FeatureFactory
+from distensor_server.supervisor import FEATURES, StopMode, Supervisor
 
 FAKE_WORKER = (sys.executable, "-I", "-S", str(Path(__file__).parent / "fake_worker.py"))
 GIB = 1 << 30
@@ -180,7 +181,7 @@ class Running:
         )
 
     def sections(self) -> dict[str, Any]:
-        sections: dict[str, Any] = self.supervisor._sections()
+        sections: dict[str, Any] = self.supervisor.sections()
         json.dumps(sections, allow_nan=False)
         return sections
 
@@ -194,6 +195,7 @@ async def supervisor_running(
     may_fail: bool = False,
     environment: Mapping[str, str] | None = None,
     detector: Detector | None = None,
+    features: Sequence[FeatureFactory] = (),
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """A supervisor with fake workers and a fake hub; stopped at the end."""
@@ -219,6 +221,7 @@ async def supervisor_running(
         clock=SYSTEM_CLOCK,
         environment=environment,
         announce=lambda message: announced.append(dict(message)),
+        features=(*FEATURES, *features),
     )
     running = Running(supervisor, links[0], asyncio.create_task(supervisor.run()), announced)
     try:

@@ -228,7 +228,7 @@ async def test_many_short_jobs_leave_no_zombie_no_descriptor_and_no_thread(short
         running.assign(0, 1, job=f"j_{number}")
         await eventually(lambda: [w["state"] for w in running.sections()["workers"][-2:]] == ["ready"] * 2, "ready")
         running.link.handler.on_release(JobId(f"j_{number}"), Epoch(1), "finished")
-        await asyncio.wait_for(running.supervisor._workforce.all_gone(), 10)
+        await asyncio.wait_for(running.supervisor.node.workforce.all_gone(), 10)
 
     async with supervisor_running(short_dir) as running:
         for number in range(3):

@@ -147,8 +147,8 @@ async def test_a_program_that_does_not_exist_is_an_exit_reason(short_dir: Path) 
     async with supervisor_running(short_dir) as running:
         from dataclasses import replace
 
-        setup = running.supervisor._workforce._setup
-        running.supervisor._workforce._setup = replace(setup, command=("/nowhere/python",))
+        setup = running.supervisor.node.workforce._setup
+        running.supervisor.node.workforce._setup = replace(setup, command=("/nowhere/python",))
         running.assign(0)
         await running.reported(S.BROKEN, restarts=2)
         assert "could not be started" in running.link.changes()[-1].reason
@@ -248,7 +248,7 @@ async def test_a_release_before_the_process_is_there_prevents_it(short_dir: Path
         running.assign(0)
         running.link.handler.on_release(*JOB, "cancelled")
         await running.reported(S.EXITED)
-        await asyncio.wait_for(running.supervisor._workforce.all_gone(), 5)
+        await asyncio.wait_for(running.supervisor.node.workforce.all_gone(), 5)
         assert own_worker(running)["pid"] is None
 
 
@@ -270,7 +270,7 @@ async def test_only_the_last_ended_jobs_are_kept(short_dir: Path) -> None:
                 "ready",
             )
             running.link.handler.on_release(JobId(f"j_{number}"), Epoch(1), "finished")
-            await asyncio.wait_for(running.supervisor._workforce.all_gone(), 10)
+            await asyncio.wait_for(running.supervisor.node.workforce.all_gone(), 10)
         names = [job["id"] for job in running.sections()["jobs"]]
         assert names == [f"j_{number}" for number in range(3, 8)]
         assert len(running.sections()["workers"]) == 5
@@ -305,8 +305,8 @@ async def test_a_worker_sees_its_own_gpu_only_and_by_uuid(short_dir: Path) -> No
 
 async def test_a_worker_on_the_cpu_is_told_its_share(short_dir: Path) -> None:
     async with supervisor_running(short_dir) as running:
-        device = running.supervisor._inventory.devices[-1]
-        memory, threads = running.supervisor._inventory.share(device)
+        device = running.supervisor.node.inventory.devices[-1]
+        memory, threads = running.supervisor.node.inventory.share(device)
         assert isinstance(device.memory_total, int)
         assert memory is not None
         assert memory * 2 <= device.memory_total
@@ -316,7 +316,7 @@ async def test_a_worker_on_the_cpu_is_told_its_share(short_dir: Path) -> None:
 async def test_repeated_and_late_lines_of_a_worker_change_nothing(short_dir: Path) -> None:
     async with supervisor_running(short_dir) as running:
         await start_job(running, 0)
-        worker = running.supervisor._workforce.workers[0]
+        worker = running.supervisor.node.workforce.workers[0]
         before = list(running.link.reports)
         worker._on_line(b'{"type": "ready", "v": 1, "port": 5, "csr": "again"}')
         worker._on_line(b'{"type": "connected"}')

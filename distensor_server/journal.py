@@ -1,0 +1,42 @@
+"""The events of this node: kept for who looks, logged, and told to who listens."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+from distensor.core.clock import Clock
+from distensor.core.errors import StoreError
+from distensor_server.picture import EventLog, LoggedEvent
+
+log = logging.getLogger("distensor_server")
+
+
+class Journal:
+    """`on_shown` is called with each event that is shown; the log leaves out what repeats."""
+
+    def __init__(self, clock: Clock, on_shown: Callable[[LoggedEvent], None]) -> None:
+        self._clock = clock
+        self._events = EventLog()
+        self._on_shown = on_shown
+
+    def add(self, severity: str, source: str, text: str) -> None:
+        """`severity` is info, warning or error."""
+        event = LoggedEvent(at=round(self._clock.now(), 3), severity=severity, source=source, text=text)
+        shown = self._events.add(event)
+        if shown is not None:
+            log.log(_LOG_LEVELS[shown.severity], "%s: %s", shown.source, shown.text)
+            self._on_shown(shown)
+
+    def guarded(self, write: Callable[[], None]) -> None:
+        """A full disk is shown and stops nothing: the work goes on, the hub has the books."""
+        try:
+            write()
+        except StoreError as error:
+            self.add("error", "supervisor", str(error))
+
+    def __iter__(self) -> Iterator[LoggedEvent]:
+        return iter(self._events)
+
+
+_LOG_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}

@@ -1,0 +1,153 @@
+"""The parts of one node, and what they share: the state of the owner's wish, the events, the picture of the moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from distensor import __version__
+from distensor.core.clock import Clock
+from distensor.core.control import Assignment, NodeInfo
+from distensor_server.books import Books
+from distensor_server.config import Limits, Settings
+from distensor_server.devices.detect import Detector
+from distensor_server.devices.host import Host
+from distensor_server.feature import Feature, Features
+from distensor_server.hubevents import HubEvents
+from distensor_server.hublink import HubLink, LinkFactory
+from distensor_server.inventory import Inventory
+from distensor_server.journal import Journal
+from distensor_server.lifecycle import RestartPolicy
+from distensor_server.orphans import WorkerRegistry
+from distensor_server.picture import Hold, LoggedEvent, Picture
+from distensor_server.statedir import StateDirectory
+from distensor_server.workerevents import WorkerEvents
+from distensor_server.workforce import WorkerSetup, Workforce
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What the node is given of the world outside; tests give fakes."""
+
+    clock: Clock
+    make_link: LinkFactory
+    worker_command: Sequence[str]
+    detector: Detector = field(default_factory=Detector)
+    host: Host = field(default_factory=Host)
+    policy: RestartPolicy = field(default_factory=RestartPolicy)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class Node:
+    """What features see of the supervisor and may ask of it. Everything belongs to the event loop.
+
+    `on_change` says that something in the sections may be new.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        machine: Machine,
+        *,
+        features: Sequence[FeatureFactory],
+        on_change: Callable[[], None],
+        on_connected: Callable[[str | None], None],
+    ) -> None:
+        self.settings = settings
+        self.clock = machine.clock
+        self.environment = machine.environment
+        self.on_change = on_change
+        self.limits: Limits = settings.limits()
+        self.state = StateDirectory(settings.state_dir)
+        self.hold: Hold | None = None
+        """What the owner asked for last; `owner.py` changes it."""
+        self.stopping: str | None = None
+        """Why the node is on its way out."""
+        self.started_at = machine.clock.now()
+        self.features = Features()
+        self.journal = Journal(machine.clock, self._tell_event)
+        self.inventory = Inventory(
+            host=machine.host,
+            detector=machine.detector,
+            limits=self.limits,
+            clock=machine.clock,
+            on_event=self.journal.add,
+            on_change=on_change,
+        )
+        self.registry = WorkerRegistry(self.state.workers)
+        self.books = Books(self.state, machine.clock)
+        self.workforce = Workforce(self._worker_setup(machine), self.inventory, self._worker_events())
+        hub_events = HubEvents(self, on_connected)
+        self.link: HubLink = machine.make_link(
+            self.state.credential, self.describe, self.workforce.running, hub_events, machine.clock
+        )
+        for make in features:
+            self.features.add(make(self))
+
+    def _worker_setup(self, machine: Machine) -> WorkerSetup:
+        return WorkerSetup(
+            command=machine.worker_command,
+            listen_host=self.settings.host,
+            logs=self.state.logs,
+            mark=self.registry.mark,
+            clock=machine.clock,
+            oom_kills=machine.host.oom_kills,
+            policy=machine.policy,
+        )
+
+    def _worker_events(self) -> WorkerEvents:
+        return WorkerEvents(self, self.registry)
+
+    def _tell_event(self, event: LoggedEvent) -> None:
+        for feature in self.features:
+            feature.on_event(event)
+        self.on_change()
+
+    def refusal(self, assignment: Assignment | None = None) -> str | None:
+        """Why new work is not taken, in general or this one."""
+        return self.stopping or self.features.refusal(assignment)
+
+    def reconsider(self) -> None:
+        """Tell the hub whether new work may come; to be called when a `refusal` may have changed."""
+        self.link.set_accepting(self.refusal() is None)
+        self.on_change()
+
+    def set_limits(self, limits: Limits) -> None:
+        self.limits = limits
+        self.inventory.set_limits(limits)
+        for feature in self.features:
+            feature.on_limits(limits)
+
+    def describe(self) -> NodeInfo:
+        """What the hub is told of this node."""
+        return NodeInfo(
+            name=self.settings.name,
+            host=self.settings.host,
+            version=__version__,
+            devices=tuple(device.info() for device in self.inventory.devices),
+        )
+
+    def picture(self) -> Picture:
+        """This moment as a value."""
+        return Picture(
+            name=self.settings.name,
+            version=__version__,
+            now=self.clock.now(),
+            started_at=self.started_at,
+            detected=self.inventory.detected,
+            stopping=self.stopping,
+            hold=self.hold,
+            link=self.link.status,
+            devices=self.inventory.devices,
+            workers=tuple(worker.view() for worker in self.workforce.workers),
+            jobs=self.workforce.jobs,
+            earnings=self.books.earnings,
+            earnings_at=self.books.confirmed_at,
+            today_micro=self.books.today_micro,
+            events=tuple(self.journal),
+            gates=self.features.gates(),
+        )
+
+
+FeatureFactory: TypeAlias = Callable[[Node], Feature]

@@ -1,0 +1,59 @@
+"""What the workers say, and what this node does about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from distensor.core.control import Assignment, Unit, UnitKey, WorkerChange, WorkerReady
+from distensor_server.books import Books
+from distensor_server.feature import Features
+from distensor_server.hublink import HubLink
+from distensor_server.journal import Journal
+from distensor_server.messages import Claim
+from distensor_server.orphans import WorkerRegistry
+from distensor_server.workforce import Workforce
+
+
+class _Node(Protocol):
+    """What is needed of `node.Node`, which makes this."""
+
+    link: HubLink
+    journal: Journal
+    workforce: Workforce
+    books: Books
+    features: Features
+    on_change: Callable[[], None]
+
+
+class WorkerEvents:
+    """The owner of every worker (`worker.WorkerOwner`)."""
+
+    def __init__(self, node: _Node, registry: WorkerRegistry) -> None:
+        self._node = node
+        self._registry = registry
+
+    def on_report(self, report: WorkerReady | WorkerChange) -> None:
+        self._node.link.report(report)
+
+    def on_claim(self, assignment: Assignment, claim: Claim) -> None:
+        key = UnitKey(job_id=assignment.job_id, epoch=assignment.epoch, step=claim.step, rank=assignment.rank)
+        unit = Unit(key=key, micro_batches=claim.micro_batches)
+        self._node.journal.guarded(lambda: self._node.books.claimed(unit))
+        self._node.link.claim(unit)
+        self._node.workforce.claimed(unit)
+        for feature in self._node.features:
+            feature.on_claim(assignment, unit)
+        self._node.on_change()
+
+    def on_process(self, *, started: int | None = None, ended: int | None = None) -> None:
+        if started is not None:
+            self._node.journal.guarded(lambda: self._registry.add(started))
+        if ended is not None:
+            self._node.journal.guarded(lambda: self._registry.discard(ended))
+
+    def on_event(self, severity: str, source: str, text: str) -> None:
+        self._node.journal.add(severity, source, text)
+
+    def on_change(self) -> None:
+        self._node.on_change()
