@@ -1,4 +1,4 @@
-"""The supervisor: the life of the process around one `Node`, from the lock on its directory to the end of all workers."""
+"""The supervisor: the life of the process around one `Node`, from the lock on its directory to its last worker."""
 
 from __future__ import annotations
 
