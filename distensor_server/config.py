@@ -12,6 +12,7 @@ from typing import Any
 
 from distensor.core.errors import ConfigError
 from distensor.core.ids import is_valid_name
+from distensor_server.logfiles import MAX_BYTES
 
 DEFAULT_CPU_WORKERS = 1
 
@@ -41,6 +42,8 @@ class Settings:
     config_file: Path | None = None
     overrides: Mapping[str, Any] | None = None
     """Limits from the command line: they win over the file, also after it is read again."""
+    log_bytes: int = MAX_BYTES
+    """How long one log file gets; five of them are kept."""
 
     def __post_init__(self) -> None:
         if not is_valid_name(self.name):

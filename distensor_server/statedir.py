@@ -42,6 +42,10 @@ class StateDirectory:
         return self.root / "receipts"
 
     @property
+    def own_log(self) -> Path:
+        return self.root / "server.log"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 

@@ -24,10 +24,11 @@ from distensor_server.nodestate import node_state
 from distensor_server.notify import Notifier
 from distensor_server.orphans import end_orphans
 from distensor_server.owner import OwnersWish
+from distensor_server.ownlog import OwnLog
 from distensor_server.sections import Sections, build_sections
 
 WORKER_COMMAND: Sequence[str] = (sys.executable, "-m", "distensor.node")
-FEATURES: Sequence[FeatureFactory] = (OwnersWish,)
+FEATURES: Sequence[FeatureFactory] = (OwnLog, OwnersWish)
 """What every supervisor has, in the order in which refusals and gates are asked."""
 SAMPLE_SECONDS = 2.0
 PUBLISH_SECONDS = 0.25
