@@ -1,8 +1,9 @@
-"""Planes inside one process, from the kit of the transport tests."""
+"""Planes inside one process, from the kit of the transport tests, and gloo processes from that of the core tests."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "transport"))
+TESTS = Path(__file__).parents[1]
+sys.path.extend([str(TESTS / "transport"), str(TESTS / "core")])

@@ -1,4 +1,4 @@
-"""Our schedules beside torch.distributed.pipelining: the same stages, the same gradients."""
+"""Our schedules beside torch.distributed.pipelining on gloo: the same stages, the same gradients."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that everybody uses
+from group_pool import GroupPool
 from node_kit import on_all, planes_of, run_pipeline, runners_of
 from torch import Tensor, nn
-from worker_pool import Here, WorkerPool
 
 from distensor.core.schedules import Schedule
 from distensor.node.tied import sum_tied_gradients
@@ -44,35 +44,39 @@ def loss_of(outputs: Tensor, batch: Any) -> Tensor:
     return F.mse_loss(outputs, batch[1])
 
 
-def stock(here: Here, name: str, stages: int) -> dict[str, Tensor]:
-    """The gradients of this rank's stages, as torch's schedule computes them."""
+def stock(rank: int, name: str, stages: int) -> tuple[dict[str, Tensor], list[float]]:
+    """The gradients of this rank's stages and the losses it saw, as torch's schedule computes them."""
+    import torch.distributed as dist
     from torch.distributed import pipelining
     from torch.distributed.pipelining import schedules
 
-    torch.set_num_threads(1)
+    assert dist.get_backend() == "gloo"
     whole, (inputs, targets) = model(stages), data()
     chunks = stages // RANKS
-    own = [here.rank + RANKS * chunk for chunk in range(chunks)]
+    own = [rank + RANKS * chunk for chunk in range(chunks)]
     if name == "ScheduleZBVZeroBubble":
-        own = [here.rank, stages - 1 - here.rank]
+        own = [rank, stages - 1 - rank]
     made = [pipelining.PipelineStage(whole[stage], stage, stages, torch.device("cpu")) for stage in own]
     kind = getattr(schedules, name)
     schedule = kind(made[0] if chunks == 1 else made, MICRO_BATCHES, loss_fn=F.mse_loss)
     given = (inputs,) if 0 in own else ()
+    losses: list[Tensor] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        schedule.step(*given, target=targets if stages - 1 in own else None, losses=[])
-    return {
+        schedule.step(*given, target=targets if stages - 1 in own else None, losses=losses)
+    gradients = {
         f"{stage}.{key}": parameter.grad
         for stage in own
         for key, parameter in whole[stage].named_parameters()
         if parameter.grad is not None
     }
+    return gradients, [float(loss.detach()) for loss in losses]
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[WorkerPool]:
-    made = WorkerPool(RANKS)
+def pool() -> Iterator[GroupPool]:
+    """Two processes in one gloo group, for all tests of this file."""
+    made = GroupPool(RANKS)
     yield made
     made.close()
 
@@ -83,32 +87,40 @@ def planes() -> Iterator[dict[int, DataPlane]]:
         yield opened
 
 
-def ours(planes: Mapping[int, DataPlane], schedule: Schedule, stages: int, sequence: int) -> dict[str, Tensor]:
+def ours(
+    planes: Mapping[int, DataPlane], schedule: Schedule, stages: int, sequence: int
+) -> tuple[dict[str, Tensor], float]:
+    """The mean gradients of all stages and the mean loss."""
     captured = capture(model(stages), data(), loss=loss_of)
     pieces = cut(captured, {str(stage): stage for stage in range(stages)})
     runners = [runners_of(pieces, rank, RANKS, schedule) for rank in range(RANKS)]
     batches = pieces.split_rows(pieces.flatten_batch(data()), [ROWS // MICRO_BATCHES] * MICRO_BATCHES)
     totals = run_pipeline(planes, runners, schedule, list(batches), sequence=sequence)
     weight = sum(each.weight for each in totals)
-    return {
+    gradients = {
         name: parameter.grad / weight
         for held in runners
         for runner in held.values()
         for name, parameter in runner.parameters.items()
         if parameter.grad is not None
     }
+    return gradients, sum(each.loss_times_weight for each in totals) / weight
 
 
 @pytest.mark.parametrize("schedule", list(Schedule))
-def test_gradients_equal_those_of_torchs_schedule(
-    pool: WorkerPool, planes: dict[int, DataPlane], schedule: Schedule
+def test_losses_and_gradients_equal_those_of_torchs_schedule_on_gloo(
+    pool: GroupPool, planes: dict[int, DataPlane], schedule: Schedule
 ) -> None:
     name, chunks = NAMES[schedule]
     stages = RANKS * chunks
     theirs: dict[str, Tensor] = {}
-    for found in pool.run(stock, name, stages):
-        theirs.update(found)
-    mine = ours(planes, schedule, stages, list(Schedule).index(schedule) + 1)
+    losses: list[float] = []
+    for gradients, seen in pool.run(stock, name, stages):
+        theirs.update(gradients)
+        losses += seen
+    mine, loss = ours(planes, schedule, stages, list(Schedule).index(schedule) + 1)
+    assert len(losses) == MICRO_BATCHES
+    assert loss == pytest.approx(sum(losses) / MICRO_BATCHES, rel=1e-6)
     assert mine.keys() == theirs.keys()
     assert len(mine) == 2 * stages
     for key, gradient in mine.items():
@@ -163,23 +175,23 @@ def norm_of(gradients: list[Tensor]) -> float:
     return math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients))
 
 
-def stock_tied_norm(here: Here) -> float:
+def stock_tied_norm(rank: int) -> float:
     """The gradient norm of this rank's stage of the tied model under torch's 1F1B."""
     from torch.distributed import pipelining
 
     whole, batch = Tied(), texts()
     whole.last.weight = nn.Parameter(whole.first.weight.detach().clone())  # a process has its own copy
-    mine = whole.first if here.rank == 0 else whole.last
-    made = pipelining.PipelineStage(mine, here.rank, RANKS, torch.device("cpu"))
+    mine = whole.first if rank == 0 else whole.last
+    made = pipelining.PipelineStage(mine, rank, RANKS, torch.device("cpu"))
     schedule = pipelining.Schedule1F1B(made, MICRO_BATCHES, loss_fn=next_token_loss)
-    if here.rank == 0:
+    if rank == 0:
         schedule.step(batch["ids"])
     else:
         schedule.step(target=batch["labels"], losses=[])
     return norm_of([parameter.grad for parameter in mine.parameters() if parameter.grad is not None])
 
 
-def test_a_tied_weight_counts_once_with_both_its_gradients(pool: WorkerPool, planes: dict[int, DataPlane]) -> None:
+def test_a_tied_weight_counts_once_with_both_its_gradients(pool: GroupPool, planes: dict[int, DataPlane]) -> None:
     """NUM-05: stages of the stock schedule know half of the gradient each; their norms do not make the true one."""
     module = Tied()
     module(**texts()).backward()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import distensor as ds
 from distensor.core import SYSTEM_CLOCK, DeviceId, Generation, Unavailable
 from distensor.core.control import DeviceInfo, DeviceKind, Mesh, MeshMeasures, MeshNode, NodeInfo
-from distensor.core.errors import CaptureError, ConfigError, PlacementError
+from distensor.core.errors import CaptureError, ConfigError, PlacementError, UserError
 from distensor.core.pipeline_simulation import LinkSeconds, ideal_bubble
 from distensor.core.problems import SeveralProblemsError
 from distensor.core.reading import Reading
@@ -278,6 +278,77 @@ def test_a_module_that_cannot_be_captured_is_refused_alone() -> None:
 
     with pytest.raises(CaptureError):
         ds.plan(ds.DistributedModel(Choosing(WIDTH, WIDTH)), parallel=ds.ParallelConfig(), batch=batch(), loss=squared)
+
+
+class Scaled(nn.Module):
+    """A layer whose output is scaled by a weight of some dtype."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.scale = nn.Parameter(torch.ones(WIDTH).to(dtype), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.float()) * self.scale.float()  # type: ignore[no-any-return]
+
+
+class Doubling(nn.Module):
+    """float32 in and out, float64 between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.layer(x).double()).float()
+
+
+def refused(module: nn.Module, given: Any, seen: Mesh) -> str:
+    """What `ds.plan` says stands in the way."""
+    declared = ds.DistributedModel(module)
+    try:
+        plan = ds.plan(declared, parallel=ds.ParallelConfig(), batch=given, loss=squared, mesh=seen)
+    except UserError as error:
+        return str(error)
+    return "\n".join(map(str, plan.problems))
+
+
+def test_a_dtype_that_no_worker_can_hold_is_refused_by_name_before_any_is_asked() -> None:
+    """DTY-05: which weight or input it is, its dtype, and those that would be right."""
+    for dtype in (torch.float8_e4m3fn, torch.uint16):
+        said = refused(Scaled(dtype), batch(), mesh(1))
+        assert f"'scale' is {dtype}; supported are float64, float32, float16, bfloat16" in said
+    given = torch.randn(ROWS, WIDTH).to(torch.float8_e5m2), torch.randn(ROWS, WIDTH)
+    said = refused(Scaled(torch.float32), given, mesh(1))
+    assert "of the batch is torch.float8_e5m2; supported are float64" in said
+
+
+def with_metal(**changes: Any) -> Mesh:
+    """A mesh whose first device is one of Apple's."""
+    seen = mesh(2)
+    metal = dataclasses.replace(device(0, 8 << 30), kind=DeviceKind.MPS, name="Apple M3", **changes)
+    desk, away = seen.nodes
+    return dataclasses.replace(
+        seen, nodes=(dataclasses.replace(desk, info=dataclasses.replace(desk.info, devices=(metal,))), away)
+    )
+
+
+def test_a_dtype_that_a_device_lacks_is_refused_where_a_worker_could_come_to_it() -> None:
+    """DTY-05: Metal has no double; the same model is fine on a CPU, and on a machine whose Metal is out of use."""
+    where = "which 'Apple M3' of node 'desk' (mps) cannot compute with: use float32, or a mesh without such devices"
+    double = torch.randn(ROWS, WIDTH).double(), torch.randn(ROWS, WIDTH)
+    cases = [
+        (Scaled(torch.float64), batch(), "parameter 'scale' is float64"),
+        (Scaled(torch.float32), double, "'inputs' of the batch is float64"),
+        (Doubling(), batch(), "gives in module '' is float64"),
+    ]
+    for module, given, what in cases:
+        said = refused(module, given, with_metal())
+        assert what in said
+        assert where in said
+        assert refused(module, given, mesh(2)) == ""
+    assert refused(Doubling(), batch(), with_metal(unusable="on battery")) == ""
+    assert refused(Scaled(torch.float32), batch(), with_metal()) == ""
 
 
 def test_a_mesh_prints_what_is_known_and_says_what_is_not_measured() -> None:

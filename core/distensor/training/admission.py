@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from distensor.core import ParallelConfig, Unavailable
-from distensor.core.control import Mesh
-from distensor.core.errors import MeshTooSmallError
+from distensor.core.control import DeviceKind, Mesh
+from distensor.core.errors import ConfigError, MeshTooSmallError
 from distensor.core.problems import Problems
 from distensor.core.reading import Reading
 from distensor.core.table import bytes_text
-from distensor.program import capture
+from distensor.program import DType, StageProgram, capture
 from distensor.program.recomputation import check_recompute
 from distensor.training.options import TrainerOptions
 from distensor.training.pieces import MeshPieces
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
     from distensor.nn import DistributedModel
     from distensor.program.losses import LossWeight
+
+LACKING: Mapping[DeviceKind, frozenset[DType]] = {DeviceKind.MPS: frozenset({DType.FLOAT64, DType.COMPLEX128})}
+"""What torch's tensors on a device cannot be, whatever the operation: Metal has no double (pytorch issue 122602)."""
+_INSTEAD: Mapping[DType, DType] = {DType.FLOAT64: DType.FLOAT32, DType.COMPLEX128: DType.COMPLEX64}
 
 
 def admit(
@@ -41,6 +45,7 @@ def admit(
     pieces = problems.check(cut_for, model, options, batch, loss, loss_weight)
     if pieces is not None:
         problems.check(check_memory, pieces.bytes_per_rank(), mesh)
+        problems.check(check_dtypes, pieces.first.programs, mesh)
     problems.report()
     assert pieces is not None, "no problem was reported"
     return pieces
@@ -100,6 +105,42 @@ def check_memory(bytes_per_rank: Sequence[int], mesh: Reading[Mesh]) -> None:
             f"all ranks together need {bytes_text(total)} for {what}; the mesh has {bytes_text(sum(free))} free: lower "
             f"data_parallel, since each replica holds the whole model"
         )
+
+
+def check_dtypes(programs: Sequence[StageProgram], mesh: Reading[Mesh]) -> None:
+    """Raise ConfigError where a worker could be placed on a device that lacks a dtype of the model."""
+    if isinstance(mesh, Unavailable):
+        return
+    for node in mesh.nodes:
+        for device in node.info.devices:
+            lacking = LACKING.get(device.kind, frozenset())
+            if lacking and node.connected and device.slots > 0 and device.unusable is None:
+                _check_lacking(programs, lacking, f"{device.name!r} of node {node.info.name!r} ({device.kind})")
+
+
+def _check_lacking(programs: Sequence[StageProgram], lacking: frozenset[DType], device: str) -> None:
+    for what, dtype in _dtypes_of(programs):
+        if dtype in lacking:
+            raise ConfigError(
+                f"{what} is {dtype}, which {device} cannot compute with: use {_INSTEAD[dtype]}, or a mesh without "
+                f"such devices"
+            )
+
+
+def _dtypes_of(programs: Sequence[StageProgram]) -> Iterator[tuple[str, DType]]:
+    """What a model consists of, the things that a user has named first."""
+    from distensor.program.shapes import computed_dtypes  # loads torch
+
+    for program in programs:
+        yield from ((f"parameter {spec.name!r}", spec.dtype) for spec in program.parameters)
+        yield from ((f"buffer {spec.name!r}", spec.dtype) for spec in program.buffers)
+        yield from ((f"{each.value.name!r} of the batch", each.value.dtype) for each in program.inputs)
+    for program in programs:
+        made = computed_dtypes(program)
+        for node in program.nodes:
+            yield from (
+                (f"what {node.op!r} gives in module {node.module!r}", made[name]) for name in node.out if name in made
+            )
 
 
 def _smaller(parallel: ParallelConfig, free: int) -> str:

@@ -14,7 +14,7 @@ from distensor.core.pipeline_simulation import StageSeconds, simulate
 from distensor.core.problems import Problems
 from distensor.core.reading import Reading
 from distensor.core.schedules import actions_of_rank, rank_of_stage
-from distensor.training.admission import check_memory, check_workers, cut_for
+from distensor.training.admission import check_dtypes, check_memory, check_workers, cut_for
 from distensor.training.batches import row_count, row_major, split_rows
 from distensor.training.counting import ForwardCost, count
 from distensor.training.options import TrainerOptions
@@ -77,6 +77,7 @@ def plan(
     assert options is not None, "no problem was reported"
     assert pieces is not None, "no problem was reported"
     problems.check(check_memory, pieces.bytes_per_rank(), seen)
+    problems.check(check_dtypes, pieces.first.programs, seen)
     return _predict(pieces, options, batch, seen, problems)
 
 
