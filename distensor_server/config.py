@@ -23,12 +23,28 @@ class Limits:
 
     cpu_workers: int = DEFAULT_CPU_WORKERS
     drain_seconds: float = 90.0
+    step_limit_seconds: float = 3600.0
+    """A worker in a run that finishes nothing for so long is ended with that reason; 0: never."""
+    metrics_port: int = 0
+    """Loopback port of the Prometheus page; 0: none."""
+    update_check: bool = False
+    """The owner's consent to ask `update_index` once a day whether there is a newer version."""
+    update_index: str = ""
+    """HTTPS address of the list of versions."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.cpu_workers <= 1024:
             raise ConfigError(f"cpu_workers = {self.cpu_workers}: expected 0 to 1024")
         if not 0 <= self.drain_seconds <= 3600:
             raise ConfigError(f"drain_seconds = {self.drain_seconds}: expected 0 to 3600")
+        if not 0 <= self.step_limit_seconds <= 7 * 86400:
+            raise ConfigError(f"step_limit_seconds = {self.step_limit_seconds}: expected 0 (never) to 604800 (a week)")
+        if not 0 <= self.metrics_port <= 65535:
+            raise ConfigError(f"metrics_port = {self.metrics_port}: expected 1 to 65535, or 0 for none")
+        if self.update_check and not self.update_index.startswith("https://"):
+            raise ConfigError(
+                f"update_index = {self.update_index!r}: update_check needs the address of a list, https://..."
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +88,7 @@ def read_limits_file(path: Path) -> Limits:
         raise ConfigError(f"configuration file {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"configuration file {path}: {error}") from error
-    known = {field.name for field in fields(Limits)}
+    known = {field.name: str(field.type) for field in fields(Limits)}
     for key, value in values.items():
         _check(path, key, value, known)
     try:
@@ -81,12 +97,20 @@ def read_limits_file(path: Path) -> Limits:
         raise ConfigError(f"configuration file {path}: {error}") from error
 
 
-def _check(path: Path, key: str, value: Any, known: set[str]) -> None:
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "int": ((int,), "a whole number"),
+    "float": ((int, float), "a number"),
+    "str": ((str,), "text in quotes"),
+    "bool": ((bool,), "true or false"),
+}
+"""By the annotation of a setting: what TOML may give, and how that is called."""
+
+
+def _check(path: Path, key: str, value: Any, known: Mapping[str, str]) -> None:
     if key not in known:
         raise ConfigError(f"configuration file {path}: unknown key {key!r}; known are {', '.join(sorted(known))}")
-    kinds: tuple[type, ...] = (int,) if key == "cpu_workers" else (int, float)
-    if not isinstance(value, kinds) or isinstance(value, bool):
-        wanted = "a whole number" if key == "cpu_workers" else "a number"
+    kinds, wanted = _KINDS[known[key]]
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise ConfigError(f"configuration file {path}: {key} = {value!r}, expected {wanted}")
 
 

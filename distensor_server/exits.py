@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import dataclass
 from enum import StrEnum
@@ -74,6 +75,13 @@ _BY_TOLD: dict[str, tuple[ExitCause, str]] = {
 }
 
 
+_MEMORY_WORDS = re.compile(
+    r"OutOfMemoryError|out of memory|^MemoryError\b|std::bad_alloc|(can't|cannot|failed to) allocate|not enough memory",
+    re.IGNORECASE,
+)
+"""How torch (CUDA, MPS, CPU), Python and C++ say in their last line that memory ran out."""
+
+
 def name_exit(code: int, evidence: Evidence) -> Exit:
     """The cause and the words for exit status `code` (negative: ended by that signal, as in `subprocess`)."""
     if code < 0:
@@ -87,6 +95,8 @@ def name_exit(code: int, evidence: Evidence) -> Exit:
         cause, words = known
         return Exit(cause=cause, reason=_with_detail(words, evidence.told_message, code))
     detail = evidence.told_message or evidence.last_error_line
+    if _MEMORY_WORDS.search(detail):
+        return Exit(cause=ExitCause.OUT_OF_MEMORY, reason=_with_detail("out of memory", detail, code))
     return Exit(cause=ExitCause.ERROR, reason=_with_detail("error", detail, code))
 
 
@@ -94,7 +104,8 @@ def _by_signal(number: int, evidence: Evidence) -> Exit:
     words = f"killed by signal {number} ({signal_name(number)})"
     if evidence.ended_by_us:
         return Exit(cause=ExitCause.SIGNAL, reason=f"{evidence.ended_by_us}; {words}")
-    told_memory = evidence.told_code == "out_of_memory"
+    aborted = number == signal.SIGABRT and bool(_MEMORY_WORDS.search(evidence.last_error_line))
+    told_memory = evidence.told_code == "out_of_memory" or aborted
     if told_memory or (number == signal.SIGKILL and evidence.kernel_killed_for_memory):
         return Exit(cause=ExitCause.OUT_OF_MEMORY, reason=f"out of memory ({words})")
     return Exit(cause=ExitCause.SIGNAL, reason=words)

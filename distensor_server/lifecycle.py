@@ -34,6 +34,8 @@ class RestartPolicy:
     healthy_after: float = 120.0
     """A worker that was up for so long starts counting its failures anew."""
     ready_within: float = 180.0
+    step_within: float = 3600.0
+    """A running worker that gives no sign of work for so long is ended; 0: never."""
     stop_grace: float = 5.0
 
     def delay(self, failures: int, draw: float) -> float:
@@ -52,6 +54,8 @@ class Life:
     restarts: int = 0
     failures: int = 0
     up_since: float | None = None
+    worked_at: float | None = None
+    """When it last finished a step or a load."""
     retry_at: float | None = None
     last_exit: str = ""
     ending: str = ""
@@ -93,6 +97,11 @@ class BecameConnected:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Worked:
+    """It finished something: a step, a load, an evaluation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessEnded:
     """The process is gone (or never came up). `draw` is a random number in [0, 1)."""
 
@@ -125,7 +134,9 @@ class ResetBreaker:
     pass
 
 
-Event: TypeAlias = Begin | BecameReady | BecameConnected | ProcessEnded | TimerFired | Drain | Stop | ResetBreaker
+Event: TypeAlias = (
+    Begin | BecameReady | BecameConnected | Worked | ProcessEnded | TimerFired | Drain | Stop | ResetBreaker
+)
 
 
 # Effects
@@ -198,6 +209,11 @@ def _begin(life: Life, _event: Event, _now: float, policy: RestartPolicy) -> Tra
     return _start(life, policy) if life.wanted else (life, ())
 
 
+def _still_broken(life: Life, _event: Event, _now: float, _policy: RestartPolicy) -> Transition:
+    """It broke before this supervisor started: the hub has to hear that it will not come by itself."""
+    return life, (_report(life),)
+
+
 def _start(life: Life, policy: RestartPolicy) -> Transition:
     after = replace(life, state=WorkerState.STARTING, retry_at=None, up_since=None)
     return after, (Spawn(), SetTimer(seconds=policy.ready_within), _report(after))
@@ -217,9 +233,24 @@ def _ready(life: Life, event: Event, now: float, _policy: RestartPolicy) -> Tran
     return after, (ClearTimer(), ReportReady(port=event.port, csr_pem=event.csr_pem), _report(after))
 
 
-def _connected(life: Life, _event: Event, _now: float, _policy: RestartPolicy) -> Transition:
-    after = replace(life, state=WorkerState.RUNNING)
-    return after, (_report(after),)
+def _connected(life: Life, _event: Event, now: float, policy: RestartPolicy) -> Transition:
+    after = replace(life, state=WorkerState.RUNNING, worked_at=now)
+    watch = (SetTimer(seconds=policy.step_within),) if policy.step_within else ()
+    return after, (*watch, _report(after))
+
+
+def _worked(life: Life, _event: Event, now: float, _policy: RestartPolicy) -> Transition:
+    """The timer is left alone, because steps may come a hundred times a second: it looks here when it fires."""
+    return replace(life, worked_at=now), ()
+
+
+def _maybe_stuck(life: Life, _event: Event, now: float, policy: RestartPolicy) -> Transition:
+    """A kill is repeated as long as the process stays: it may sit in a driver."""
+    assert life.worked_at is not None
+    left = policy.step_within - (now - life.worked_at)
+    if left > 0:
+        return life, (SetTimer(seconds=left),)
+    return life, (Kill(why=f"finished no step within {policy.step_within:g} s"), SetTimer(seconds=policy.stop_grace))
 
 
 def _too_slow(life: Life, _event: Event, _now: float, policy: RestartPolicy) -> Transition:
@@ -229,7 +260,7 @@ def _too_slow(life: Life, _event: Event, _now: float, policy: RestartPolicy) -> 
 
 def _ended(life: Life, event: Event, now: float, policy: RestartPolicy) -> Transition:
     assert isinstance(event, ProcessEnded)
-    gone = replace(life, state=WorkerState.EXITED, last_exit=event.exit.reason, up_since=None)
+    gone = replace(life, state=WorkerState.EXITED, last_exit=event.exit.reason, up_since=None, worked_at=None)
     if event.exit.final:
         return gone, (ClearTimer(), _report(gone))
     healthy = life.up_since is not None and now - life.up_since >= policy.healthy_after
@@ -314,6 +345,8 @@ _TABLE: dict[tuple[WorkerState, type[Event]], _Handler] = {
     (_S.READY, ProcessEnded): _ended,
     (_S.READY, Drain): _stop,
     (_S.READY, Stop): _stop,
+    (_S.RUNNING, Worked): _worked,
+    (_S.RUNNING, TimerFired): _maybe_stuck,
     (_S.RUNNING, ProcessEnded): _ended,
     (_S.RUNNING, Drain): _drain,
     (_S.RUNNING, Stop): _stop,
@@ -323,6 +356,7 @@ _TABLE: dict[tuple[WorkerState, type[Event]], _Handler] = {
     (_S.BACKOFF, TimerFired): _restart,
     (_S.BACKOFF, Drain): _give_up,
     (_S.BACKOFF, Stop): _give_up,
+    (_S.BROKEN, Begin): _still_broken,
     (_S.BROKEN, ResetBreaker): _reset,
     (_S.BROKEN, Drain): _give_up,
     (_S.BROKEN, Stop): _give_up,

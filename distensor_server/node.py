@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from distensor import __version__
@@ -93,7 +93,7 @@ class Node:
             mark=self.registry.mark,
             clock=machine.clock,
             oom_kills=machine.host.oom_kills,
-            policy=machine.policy,
+            policy=replace(machine.policy, step_within=self.limits.step_limit_seconds),
         )
 
     def _worker_events(self) -> WorkerEvents:
@@ -115,6 +115,7 @@ class Node:
 
     def set_limits(self, limits: Limits) -> None:
         self.limits = limits
+        self.workforce.policy = replace(self.workforce.policy, step_within=limits.step_limit_seconds)
         self.inventory.set_limits(limits)
         for feature in self.features:
             feature.on_limits(limits)

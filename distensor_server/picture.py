@@ -21,7 +21,7 @@ KEPT_ENDED_JOBS = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerView:
-    """One worker as it is now. `since` is Unix time."""
+    """One worker as it is now. `since` and `retry_at` are Unix time."""
 
     worker_id: WorkerId
     assignment: Assignment
@@ -31,6 +31,7 @@ class WorkerView:
     progress: Progress | None
     links: tuple[LinkRate, ...]
     rss: int | None
+    retry_at: float | None = None
 
 
 @dataclass(kw_only=True, slots=True)

@@ -104,6 +104,8 @@ def _worker(worker: WorkerView) -> Section:
         "sync_s": progress.sync_s if progress else None,
         "wait_s": progress.wait_s if progress else None,
         "restarts": life.restarts,
+        "failures": life.failures,
+        "retry_at": worker.retry_at,
         "last_exit": life.last_exit or None,
         "rss": worker.rss,
         "since": worker.since,

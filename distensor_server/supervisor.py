@@ -13,6 +13,7 @@ from distensor import __version__
 from distensor.comm import LinkState
 from distensor.core.clock import SYSTEM_CLOCK, Clock
 from distensor.core.errors import ConfigError
+from distensor_server.breakers import Breakers
 from distensor_server.config import Settings
 from distensor_server.devices.detect import Detector
 from distensor_server.devices.host import Host
@@ -28,7 +29,7 @@ from distensor_server.ownlog import OwnLog
 from distensor_server.sections import Sections, build_sections
 
 WORKER_COMMAND: Sequence[str] = (sys.executable, "-m", "distensor.node")
-FEATURES: Sequence[FeatureFactory] = (OwnLog, OwnersWish)
+FEATURES: Sequence[FeatureFactory] = (OwnLog, OwnersWish, Breakers)
 """What every supervisor has, in the order in which refusals and gates are asked."""
 SAMPLE_SECONDS = 2.0
 PUBLISH_SECONDS = 0.25

@@ -35,6 +35,7 @@ from distensor_server.lifecycle import (
     Spawn,
     Stop,
     TimerFired,
+    Worked,
     step,
 )
 from distensor_server.lines import Oversize
@@ -94,11 +95,12 @@ class Worker:
         *,
         clock: Clock,
         oom_kills: Callable[[], int],
-        policy: RestartPolicy | None = None,
+        policy: Callable[[], RestartPolicy] = RestartPolicy,
+        life: Life | None = None,
         draw: Callable[[], float] = random.random,
     ) -> None:
         self.assignment = assignment
-        self.life = Life()
+        self.life = life or Life()
         self.progress: Progress | None = None
         self.gone = asyncio.Event()
         """Set while no process exists and none will be started."""
@@ -107,7 +109,7 @@ class Worker:
         self._owner = owner
         self._clock = clock
         self._oom_kills = oom_kills
-        self._policy = policy or RestartPolicy()
+        self._policy = policy
         self._draw = draw
         self._process: WorkerProcess | None = None
         self._meter = LinkMeter()
@@ -154,13 +156,19 @@ class Worker:
             progress=self.progress,
             links=self._meter.rates(now),
             rss=self.rss,
+            retry_at=self._retry_at(now),
         )
+
+    def _retry_at(self, now: float) -> float | None:
+        at = self.life.retry_at
+        # To the second: the difference of two clocks that tick apart would be news each time.
+        return None if at is None else float(round(self._clock.now() + at - now))
 
     # Events in
 
     def _happen(self, event: Event) -> None:
         before = self.life.state
-        self.life, effects = step(self.life, event, now=self._clock.monotonic(), policy=self._policy)
+        self.life, effects = step(self.life, event, now=self._clock.monotonic(), policy=self._policy())
         if self.life.state is not before:
             self._since = self._clock.now()
         for effect in effects:
@@ -196,7 +204,7 @@ class Worker:
         self.progress = progress
         self.rss = progress.rss
         self._meter.update(progress.links, self._clock.monotonic())
-        self._owner.on_change()
+        self._happen(Worked())
 
     def _on_garbage(self, garbage: Garbage) -> None:
         self._garbage += 1
@@ -236,7 +244,7 @@ class Worker:
         if self.life.retry_at is not None:
             wait = self.life.retry_at - self._clock.monotonic()
             return f"{words}; restart {self.life.restarts + 1} in {wait:.1f} s"
-        if self.life.failures >= self._policy.failures_to_break:
+        if self.life.failures >= self._policy().failures_to_break:
             return f"{words}; {self.life.failures} failures in a row: not restarted until reset_breaker"
         return words
 

@@ -13,7 +13,7 @@ from distensor.core.control import Assignment, Certificate, DeviceKind, Topology
 from distensor.core.ids import DeviceId, Epoch, JobId, Rank
 from distensor_server.devices.model import Device
 from distensor_server.inventory import Inventory
-from distensor_server.lifecycle import RestartPolicy
+from distensor_server.lifecycle import Life, RestartPolicy
 from distensor_server.messages import assign_line
 from distensor_server.picture import KEPT_ENDED_JOBS, JobRecord
 from distensor_server.worker import Launch, Worker, WorkerOwner
@@ -21,6 +21,16 @@ from distensor_server.worker import Launch, Worker, WorkerOwner
 KEPT_LOGS = 50
 
 Membership = tuple[JobId, Epoch]
+WorkerRef = tuple[JobId, Epoch, Rank]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PastFailures:
+    """What is remembered of a worker from before this process."""
+
+    failures: int
+    restarts: int
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,8 +53,12 @@ class Workforce:
         self._setup = setup
         self._inventory = inventory
         self._owner = owner
+        self.policy = setup.policy
+        """Holds for all workers from the next event on."""
+        self.past: dict[WorkerRef, PastFailures] = {}
+        """Failures in a row that a worker begins with when it is assigned."""
         self._jobs: dict[Membership, JobRecord] = {}
-        self._workers: dict[tuple[JobId, Epoch, Rank], Worker] = {}
+        self._workers: dict[WorkerRef, Worker] = {}
         self._beginning: set[asyncio.Task[None]] = set()
 
     @property
@@ -116,7 +130,8 @@ class Workforce:
             self._owner,
             clock=setup.clock,
             oom_kills=setup.oom_kills,
-            policy=setup.policy,
+            policy=lambda: self.policy,
+            life=self._life_before((*membership, assignment.rank)),
         )
         leaving = [other for other in self._workers.values() if other.assignment.device_id == device.device_id]
         self._workers[(*membership, assignment.rank)] = worker
@@ -125,6 +140,15 @@ class Workforce:
         )
         self._beginning.add(task)
         task.add_done_callback(self._beginning.discard)
+
+    def _life_before(self, ref: WorkerRef) -> Life:
+        past = self.past.pop(ref, None)
+        if past is None:
+            return Life()
+        state = WorkerState.BROKEN if past.failures >= self.policy.failures_to_break else WorkerState.EXITED
+        # An EXITED one must look as if it had never begun, or it would not begin: the reason stays with the broken.
+        reason = past.reason if state is WorkerState.BROKEN else ""
+        return Life(state=state, failures=past.failures, restarts=past.restarts, last_exit=reason)
 
     def _launch(self, assignment: Assignment, device: Device) -> Launch:
         memory_limit, threads = self._inventory.share(device)

@@ -32,6 +32,7 @@ from distensor_server.lifecycle import (
     Spawn,
     Stop,
     TimerFired,
+    Worked,
     step,
 )
 
@@ -39,6 +40,7 @@ S = WorkerState
 POLICY = RestartPolicy()
 READY = BecameReady(port=1, csr_pem="csr")
 CONNECTED = BecameConnected()
+WORKED = Worked()
 TIMER = TimerFired()
 DRAIN = Drain(seconds=90, why="why")
 STOP = Stop(why="why")
@@ -67,7 +69,9 @@ WORDS = "killed by signal 9 (SIGKILL)"
     [
         ([Begin()], S.STARTING, [Spawn(), SetTimer(seconds=180.0), report(S.STARTING)]),
         ([Begin(), READY], S.READY, [ClearTimer(), ReportReady(port=1, csr_pem="csr"), report(S.READY)]),
-        ([Begin(), READY, CONNECTED], S.RUNNING, [report(S.RUNNING)]),
+        ([Begin(), READY, CONNECTED], S.RUNNING, [SetTimer(seconds=3600.0), report(S.RUNNING)]),
+        ([Begin(), READY, CONNECTED, WORKED], S.RUNNING, []),
+        ([Begin(), READY, CONNECTED, WORKED, TIMER], S.RUNNING, [SetTimer(seconds=3599.0)]),
         ([Begin(), TIMER], S.STARTING, [Kill(why="was not ready within 180 s"), SetTimer(seconds=5.0)]),
         (
             [Begin(), READY, KILLED],
@@ -84,7 +88,11 @@ WORDS = "killed by signal 9 (SIGKILL)"
             S.READY,
             [ClearTimer(), ReportReady(port=1, csr_pem="csr"), report(S.READY, 1, WORDS)],
         ),
-        ([Begin(), READY, KILLED, TIMER, READY, CONNECTED], S.RUNNING, [report(S.RUNNING, 1)]),
+        (
+            [Begin(), READY, KILLED, TIMER, READY, CONNECTED],
+            S.RUNNING,
+            [SetTimer(seconds=3600.0), report(S.RUNNING, 1)],
+        ),
         ([Begin(), REFUSED], S.EXITED, [ClearTimer(), report(S.EXITED, reason="refused the program (exit 65)")]),
         ([Begin(), READY, CONNECTED, DONE], S.EXITED, [ClearTimer(), report(S.EXITED, reason=DONE.exit.reason)]),
         ([Begin(), DRAIN], S.DRAINING, [CloseStdin(), SetTimer(seconds=5.0), report(S.DRAINING)]),
@@ -132,6 +140,32 @@ def test_the_breaker_opens_after_failures_in_a_row_and_can_be_reset() -> None:
     assert effects[0] == Spawn()
 
 
+def test_a_worker_that_finishes_nothing_is_ended_with_that_reason_and_a_slow_one_is_not() -> None:
+    policy = RestartPolicy(step_within=100.0)
+    life, _ = after(Begin(), READY, CONNECTED, policy=policy)
+    for now in range(90, 900, 90):
+        life, _ = step(life, WORKED, now=now, policy=policy)
+        life, effects = step(life, TIMER, now=now + 89, policy=policy)
+        assert effects == (SetTimer(seconds=11.0),)
+    stuck = (Kill(why="finished no step within 100 s"), SetTimer(seconds=5.0))
+    life, effects = step(life, TIMER, now=1000, policy=policy)
+    assert effects == stuck
+    life, effects = step(life, TIMER, now=1005, policy=policy)
+    assert effects == stuck, "as long as the process stays"
+    life, _ = step(life, KILLED, now=1006, policy=policy)
+    assert (life.state, life.failures, life.worked_at) == (S.BACKOFF, 1, None)
+
+
+def test_without_a_limit_a_running_worker_has_no_timer() -> None:
+    assert after(Begin(), READY, CONNECTED, policy=RestartPolicy(step_within=0))[1] == [report(S.RUNNING)]
+
+
+def test_what_was_broken_before_stays_broken_and_is_told() -> None:
+    life = Life(state=S.BROKEN, failures=5, restarts=4, last_exit=WORDS)
+    assert step(life, Begin(), now=1, policy=POLICY) == (life, (report(S.BROKEN, 4, WORDS),))
+    assert step(life, ResetBreaker(), now=1, policy=POLICY)[0].state is S.STARTING
+
+
 def test_a_worker_that_was_healthy_for_long_starts_counting_anew() -> None:
     life = replace(after(Begin(), READY)[0], failures=4, up_since=0.0)
     sick, _ = step(life, KILLED, now=POLICY.healthy_after - 1, policy=POLICY)
@@ -149,7 +183,7 @@ def test_delays_grow_to_the_cap_and_are_spread(failures: int, draw: float) -> No
 
 
 EVENTS = st.one_of(
-    st.sampled_from([Begin(), READY, CONNECTED, TIMER, DRAIN, STOP, ResetBreaker(), KILLED, DONE, REFUSED]),
+    st.sampled_from([Begin(), READY, CONNECTED, WORKED, TIMER, DRAIN, STOP, ResetBreaker(), KILLED, DONE, REFUSED]),
     st.builds(ProcessEnded, exit=st.just(KILLED.exit), draw=st.floats(0, 1, exclude_max=True)),
 )
 

@@ -220,6 +220,8 @@ def test_all_sections_word_for_word() -> None:
         "last_exit": None,
         "rss": 5,
         "since": 7.0,
+        "failures": 0,
+        "retry_at": None,
     }
     assert sections["jobs"] == [
         {

@@ -163,6 +163,31 @@ async def test_a_worker_that_is_never_ready_is_killed(short_dir: Path) -> None:
         assert running.link.changes()[-1].reason == "was not ready within 0.5 s; killed by signal 9 (SIGKILL)"
 
 
+async def test_a_worker_that_lives_and_finishes_no_step_is_ended_with_that_reason(short_dir: Path) -> None:
+    limits = {"cpu_workers": 2, "step_limit_seconds": 0.3}
+    async with supervisor_running(short_dir, "--steps", "0", overrides=limits) as running:
+        await start_job(running, 0)
+        await running.reported(S.BACKOFF)
+        assert running.link.changes()[-1].reason == "finished no step within 0.3 s; killed by signal 9 (SIGKILL)"
+        assert own_worker(running)["failures"] == 1
+
+
+async def test_a_broken_worker_stays_broken_when_the_supervisor_comes_back(short_dir: Path) -> None:
+    async with supervisor_running(short_dir, "--exit-when-ready", "1") as running:
+        running.assign(0)
+        await running.reported(S.BROKEN, restarts=2)
+        for feature in running.supervisor.node.features:
+            feature.on_tick(running.supervisor.node.picture())
+    async with supervisor_running(short_dir) as again:
+        again.assign(0, 1)
+        await again.reported(S.READY, rank=1)
+        told = [(c.state, c.restarts, c.reason) for c in again.link.changes(0)]
+        assert told == [(S.BROKEN, 2, "error: rank 0 begins (exit 1)")]
+        assert (own_worker(again)["state"], own_worker(again)["failures"]) == ("broken", 3)
+        assert again.supervisor.node.workforce.reset_breakers(None) == ["w_j_1_1_0"]
+        await again.reported(S.READY, restarts=3)
+
+
 async def test_garbage_on_stdout_is_told_once_and_costs_nothing(short_dir: Path) -> None:
     async with supervisor_running(short_dir, "--garbage", "50", "--long-line", "2000000") as running:
         await start_job(running, 0)

@@ -64,6 +64,10 @@ class ProgressReporter:
         )
         self._send(now=order.step == order.total_steps)
 
+    def worked(self) -> None:
+        """The command before is done: the supervisor ends workers that give no sign of work for very long."""
+        self._send(now=False)
+
     def _send(self, *, now: bool) -> None:
         moment = self._clock.monotonic()
         if not now and moment - self._sent_at < MIN_INTERVAL_SECONDS:

@@ -196,6 +196,7 @@ class WorkerRuntime:
         if command is Command.LOAD:
             return self._load(engine, meta, tensors), {}
         engine.require_load()
+        self._progress.worked()
         match command:
             case Command.STEP:
                 return self._step(engine, sequence, meta, tensors), {}
