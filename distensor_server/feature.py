@@ -53,6 +53,12 @@ class Feature:
     def on_event(self, event: LoggedEvent) -> None:
         """An event was shown. It may not make another one."""
 
+    def on_clock_set(self, by: float) -> None:
+        """Wall time jumped by so many seconds; what was counted from `clock.now()` may be moved along."""
+
+    def on_woken(self) -> None:
+        """The machine slept, or this process was stopped for a while."""
+
     def on_limits(self, limits: Limits) -> None:
         """The settings were read again."""
 

@@ -16,7 +16,7 @@ def load_hold(path: Path, now: float) -> Hold | None:
     until = stored.get("until")
     if stored.get("kind") not in tuple(HoldKind) or not isinstance(until, int | float | None):
         return None
-    hold = Hold(kind=HoldKind(stored["kind"]), until=until)
+    hold = Hold(kind=HoldKind(stored["kind"]), until=until, lasts=stored.get("lasts") is True)
     return None if is_over(hold, now) else hold
 
 
@@ -24,7 +24,7 @@ def save_hold(path: Path, hold: Hold | None) -> None:
     if hold is None:
         remove(path)
     else:
-        write_json(path, {"v": 1, "kind": hold.kind.value, "until": hold.until})
+        write_json(path, {"v": 1, "kind": hold.kind.value, "until": hold.until, "lasts": hold.lasts})
 
 
 def is_over(hold: Hold, now: float) -> bool:
@@ -40,7 +40,7 @@ def parse_pause(params: Mapping[str, Any], now: float) -> Hold:
         )
     seconds, until = params.get("seconds"), params.get("until")
     if seconds is not None:
-        return Hold(kind=HoldKind.PAUSE, until=now + _positive("seconds", seconds))
+        return Hold(kind=HoldKind.PAUSE, until=now + _positive("seconds", seconds), lasts=True)
     if until is None:
         return Hold(kind=HoldKind.PAUSE)
     if _positive("until", until) <= now:

@@ -29,6 +29,8 @@ class _Node(Protocol):
 
     def refusal(self, assignment: Assignment | None = None) -> str | None: ...
 
+    def just_woken(self) -> bool: ...
+
 
 class HubEvents:
     """The handler of the hub link. `on_connected` is called once, with the id of this node."""
@@ -54,6 +56,8 @@ class HubEvents:
             text = f"{status.state.value}: {status.error.message}; {status.error.fix}"
         else:
             return
+        if status.state is not LinkState.CONNECTED and self._node.just_woken():
+            return  # the network needs a moment after a sleep; what lasts longer is told with the next try
         if text != self._shown_link:
             self._shown_link = text
             severity = "info" if status.state is LinkState.CONNECTED else "warning"

@@ -29,6 +29,8 @@ class HubLink(Protocol):
 
     def set_accepting(self, accepting: bool) -> None: ...
 
+    def wake(self) -> None: ...
+
 
 class LinkFactory(Protocol):
     """Makes the link. The arguments are those of `NodeLink` without the token, which stays with who read it."""

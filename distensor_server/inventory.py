@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from typing import Any
 
 from distensor.core.clock import Clock
 from distensor.core.control import DeviceKind
@@ -42,6 +44,7 @@ class Inventory:
         self._cpu = cpu_device(self._sample, slots=limits.cpu_workers, name=cpu_name())
         self._accelerators: tuple[Device, ...] = ()
         self.detected = False
+        self._woken = asyncio.Event()
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -78,11 +81,29 @@ class Inventory:
         delay = FIRST_REPROBE_SECONDS
         while True:
             if any(device.kind is DeviceKind.CUDA and device.unusable is None for device in self._accelerators):
-                await self._detector.watch(self._on_nvml)
+                await self._or_woken(self._detector.watch(self._on_nvml))
                 delay = FIRST_REPROBE_SECONDS
-            await self._clock.sleep_async(delay)
-            delay = min(LONGEST_REPROBE_SECONDS, delay * 2)
+            if not self._woken.is_set():
+                await self._or_woken(self._clock.sleep_async(delay))
+            delay = FIRST_REPROBE_SECONDS if self._woken.is_set() else min(LONGEST_REPROBE_SECONDS, delay * 2)
+            self._woken.clear()
             await self.detect()
+
+    def wake(self) -> None:
+        """The machine slept: a device may have gone or come back, so look now."""
+        self._woken.set()
+
+    async def _or_woken(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Until `coroutine` ends or `wake` is called."""
+        tasks = [asyncio.ensure_future(coroutine), asyncio.ensure_future(self._woken.wait())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        if isinstance(results[0], Exception):
+            raise results[0]
 
     def _on_nvml(self, answer: Answer) -> None:
         memory = self._sample.memory

@@ -107,6 +107,8 @@ class ProcessEnded:
 
     exit: Exit
     draw: float = 0.0
+    excused: bool = False
+    """It does not count as a failure: the machine slept, and what the worker lost was lost by that."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -264,11 +266,12 @@ def _ended(life: Life, event: Event, now: float, policy: RestartPolicy) -> Trans
     if event.exit.final:
         return gone, (ClearTimer(), _report(gone))
     healthy = life.up_since is not None and now - life.up_since >= policy.healthy_after
-    failures = 1 if healthy else life.failures + 1
+    before = 0 if healthy else life.failures
+    failures = before if event.excused else before + 1
     if failures >= policy.failures_to_break:
         broken = replace(gone, state=WorkerState.BROKEN, failures=failures)
         return broken, (ClearTimer(), _report(gone), _report(broken))
-    delay = policy.delay(failures, event.draw)
+    delay = policy.delay(max(1, failures), event.draw)
     waiting = replace(gone, state=WorkerState.BACKOFF, failures=failures, retry_at=now + delay)
     return waiting, (SetTimer(seconds=delay), _report(gone), _report(waiting))
 

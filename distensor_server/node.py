@@ -25,6 +25,9 @@ from distensor_server.statedir import StateDirectory
 from distensor_server.workerevents import WorkerEvents
 from distensor_server.workforce import WorkerSetup, Workforce
 
+EXCUSED_SECONDS = 60.0
+"""So long after a sleep a lost peer, hub or worker is a consequence of it, not a fault."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
@@ -64,7 +67,9 @@ class Node:
         """What the owner asked for last; `owner.py` changes it."""
         self.stopping: str | None = None
         """Why the node is on its way out."""
-        self.started_at = machine.clock.now()
+        self.woken_at: float | None = None
+        """Monotonic time of the last wake-up."""
+        self.started_at = self.state_since = machine.clock.now()
         self.features = Features()
         self.journal = Journal(machine.clock, self._tell_event)
         self.inventory = Inventory(
@@ -93,6 +98,7 @@ class Node:
             mark=self.registry.mark,
             clock=machine.clock,
             oom_kills=machine.host.oom_kills,
+            excused=self.just_woken,
             policy=replace(machine.policy, step_within=self.limits.step_limit_seconds),
         )
 
@@ -119,6 +125,26 @@ class Node:
         self.inventory.set_limits(limits)
         for feature in self.features:
             feature.on_limits(limits)
+
+    def woke(self) -> None:
+        """The machine slept or this process was stopped: what is lost now is nobody's fault."""
+        self.woken_at = self.clock.monotonic()
+        self.inventory.wake()
+        self.link.wake()
+        for feature in self.features:
+            feature.on_woken()
+
+    def clock_was_set(self, by: float) -> None:
+        """Wall time jumped: times that say since when something is so move along."""
+        self.started_at += by
+        self.state_since += by
+        self.workforce.clock_was_set(by)
+        for feature in self.features:
+            feature.on_clock_set(by)
+
+    def just_woken(self) -> bool:
+        """Whether failures of this moment are the sleep's."""
+        return self.woken_at is not None and self.clock.monotonic() - self.woken_at < EXCUSED_SECONDS
 
     def describe(self) -> NodeInfo:
         """What the hub is told of this node."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from distensor.core.control import Assignment
@@ -39,6 +40,13 @@ class OwnersWish(Feature):
     def on_tick(self, picture: Picture) -> None:
         if self._node.hold is not None and is_over(self._node.hold, picture.now):
             self._set_hold(None, "the pause is over")
+
+    def on_clock_set(self, by: float) -> None:
+        hold = self._node.hold
+        if hold is not None and hold.lasts and hold.until is not None:
+            moved = replace(hold, until=hold.until + by)
+            self._node.hold = moved
+            self._node.journal.guarded(lambda: save_hold(self._node.state.hold, moved))
 
     def _on_pause(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         hold = parse_pause(params, self._node.clock.now())

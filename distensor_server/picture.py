@@ -59,6 +59,8 @@ class Hold:
 
     kind: HoldKind
     until: float | None = None
+    lasts: bool = False
+    """It was asked for by its length, not by its end: when the clock is set, the end moves along."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from distensor.core.control import Earnings, Unit, UnitKey
@@ -103,6 +103,18 @@ def _parse(line: bytes, moment: float) -> Unit | None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EarlierDay:
+    """How a day that is not today began, and what was claimed on it."""
+
+    day: str
+    baseline_micro: int
+    claimed_units: int
+
+
+KEPT_DAYS = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Totals:
     """What was earned and claimed on one day of the owner's calendar."""
 
@@ -111,12 +123,22 @@ class Totals:
     """What the hub had confirmed when the day began, as far as this node knows."""
     last_micro: int = 0
     claimed_units: int = 0
+    earlier: tuple[EarlierDay, ...] = ()
+    """The days before, newest last: a clock that was wrong for a while must not end the right day."""
 
     def on_day(self, day: str) -> Totals:
         """The totals of `day`; a new day starts from what was last confirmed."""
         if day == self.day:
             return self
-        return Totals(day=day, baseline_micro=self.last_micro, last_micro=self.last_micro)
+        before = EarlierDay(day=self.day, baseline_micro=self.baseline_micro, claimed_units=self.claimed_units)
+        known = next((item for item in self.earlier if item.day == day), None)
+        return Totals(
+            day=day,
+            baseline_micro=min(known.baseline_micro, self.last_micro) if known else self.last_micro,
+            last_micro=self.last_micro,
+            claimed_units=known.claimed_units if known else 0,
+            earlier=(*(item for item in self.earlier if item.day != day), before)[-KEPT_DAYS:] if self.day else (),
+        )
 
     def claimed(self, day: str) -> Totals:
         today = self.on_day(day)
@@ -141,6 +163,14 @@ def load_totals(path: Path) -> Totals:
             baseline_micro=int(stored["baseline_micro"]),
             last_micro=int(stored["last_micro"]),
             claimed_units=int(stored["claimed_units"]),
+            earlier=tuple(
+                EarlierDay(
+                    day=str(item["day"]),
+                    baseline_micro=int(item["baseline_micro"]),
+                    claimed_units=int(item["claimed_units"]),
+                )
+                for item in stored.get("earlier", [])
+            ),
         )
     except (KeyError, TypeError, ValueError):
         return Totals()
@@ -155,5 +185,6 @@ def save_totals(path: Path, totals: Totals) -> None:
             "baseline_micro": totals.baseline_micro,
             "last_micro": totals.last_micro,
             "claimed_units": totals.claimed_units,
+            "earlier": [asdict(item) for item in totals.earlier],
         },
     )

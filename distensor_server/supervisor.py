@@ -27,9 +27,10 @@ from distensor_server.orphans import end_orphans
 from distensor_server.owner import OwnersWish
 from distensor_server.ownlog import OwnLog
 from distensor_server.sections import Sections, build_sections
+from distensor_server.wakefulness import Wakefulness
 
 WORKER_COMMAND: Sequence[str] = (sys.executable, "-m", "distensor.node")
-FEATURES: Sequence[FeatureFactory] = (OwnLog, OwnersWish, Breakers)
+FEATURES: Sequence[FeatureFactory] = (OwnLog, Wakefulness, OwnersWish, Breakers)
 """What every supervisor has, in the order in which refusals and gates are asked."""
 SAMPLE_SECONDS = 2.0
 PUBLISH_SECONDS = 0.25
@@ -70,7 +71,6 @@ class Supervisor:
         self._dirty = asyncio.Event()
         self._stop = asyncio.Event()
         self._stop_mode: StopMode | None = None
-        self._state_since = clock.now()
         self._shown_state = ""
         machine = Machine(
             clock=clock,
@@ -159,12 +159,16 @@ class Supervisor:
     async def _sample(self) -> None:
         while True:
             await self._clock.sleep_async(SAMPLE_SECONDS)
-            self.node.inventory.refresh()
-            picture = self.node.picture()
-            for feature in self.node.features:
-                feature.on_tick(picture)
-            self.node.journal.guarded(self.node.books.save)
-            self.node.on_change()
+            self.tick()
+
+    def tick(self) -> None:
+        """Read the machine and let every feature look."""
+        self.node.inventory.refresh()
+        picture = self.node.picture()
+        for feature in self.node.features:
+            feature.on_tick(picture)
+        self.node.journal.guarded(self.node.books.save)
+        self.node.on_change()
 
     async def _publish(self) -> None:
         """Tell who looks what changed, at most four times a second."""
@@ -235,7 +239,7 @@ class Supervisor:
         state = node_state(self.node.picture()).value
         if state != self._shown_state:
             self._shown_state = state
-            self._state_since = self._clock.now()
+            self.node.state_since = self._clock.now()
             self._notifier.status(state)
 
     def sections(self) -> Sections:
@@ -243,4 +247,4 @@ class Supervisor:
         self._note_state()
         picture = self.node.picture()
         more = {name: build(picture) for name, build in self._builders.items()}
-        return {**build_sections(picture, self._state_since), **more}
+        return {**build_sections(picture, self.node.state_since), **more}

@@ -95,6 +95,7 @@ class Worker:
         *,
         clock: Clock,
         oom_kills: Callable[[], int],
+        excused: Callable[[], bool] = lambda: False,
         policy: Callable[[], RestartPolicy] = RestartPolicy,
         life: Life | None = None,
         draw: Callable[[], float] = random.random,
@@ -109,6 +110,7 @@ class Worker:
         self._owner = owner
         self._clock = clock
         self._oom_kills = oom_kills
+        self._excused = excused
         self._policy = policy
         self._draw = draw
         self._process: WorkerProcess | None = None
@@ -140,6 +142,10 @@ class Worker:
 
     def reset_breaker(self) -> None:
         self._happen(ResetBreaker())
+
+    def clock_was_set(self, by: float) -> None:
+        """`since` is wall time: it moves along."""
+        self._since += by
 
     def grant(self, topology: Topology, certificate: Certificate) -> None:
         if self._process is not None:
@@ -236,7 +242,7 @@ class Worker:
         self.rss = None
         expected = bool(self.life.ending)
         severity = "info" if expected or ended.cause is ExitCause.DONE else "error"
-        self._happen(ProcessEnded(exit=ended, draw=self._draw()))
+        self._happen(ProcessEnded(exit=ended, draw=self._draw(), excused=self._excused()))
         self._owner.on_event(severity, self.name, self._describe_end(ended))
 
     def _describe_end(self, ended: Exit) -> str:

@@ -43,6 +43,8 @@ class WorkerSetup:
     mark: str
     clock: Clock
     oom_kills: Callable[[], int]
+    excused: Callable[[], bool] = lambda: False
+    """Whether a failure of this moment does not count."""
     policy: RestartPolicy = field(default_factory=RestartPolicy)
 
 
@@ -130,6 +132,7 @@ class Workforce:
             self._owner,
             clock=setup.clock,
             oom_kills=setup.oom_kills,
+            excused=setup.excused,
             policy=lambda: self.policy,
             life=self._life_before((*membership, assignment.rank)),
         )
@@ -214,6 +217,10 @@ class Workforce:
         for worker in broken:
             worker.reset_breaker()
         return [worker.name for worker in broken]
+
+    def clock_was_set(self, by: float) -> None:
+        for worker in self.workers:
+            worker.clock_was_set(by)
 
     async def all_gone(self) -> None:
         """Return when no worker has a process and none will start one."""

@@ -157,6 +157,27 @@ async def test_pausing_is_heard_at_once(tmp_path: Path) -> None:
             await asyncio.to_thread(client.submit_job, spec())
 
 
+async def test_a_node_that_woke_connects_anew_at_once_and_was_never_offline(tmp_path: Path) -> None:
+    async with hub_of(tmp_path) as hub, running(node_of(hub, tmp_path)) as node:
+        await until(lambda: node.connected)
+        before = len(node.statuses)
+        node.link.wake()
+        await until(lambda: LinkState.CONNECTED in [status.state for status in node.statuses[before:]])
+        states = [status.state for status in node.statuses[before:]]
+        assert states[0] is LinkState.CONNECTING
+        assert LinkState.OFFLINE not in states
+
+
+async def test_a_node_that_woke_does_not_wait_for_its_next_try(tmp_path: Path) -> None:
+    async with hub_of(tmp_path) as hub, running(node_of(hub, tmp_path)) as node:
+        await until(lambda: node.connected)
+        async with running(node_of(hub, tmp_path, "second")) as second:
+            await until(lambda: second.link.status.state is LinkState.REJECTED)  # the next try is 30 s away
+            tries = sum(status.state is LinkState.REJECTED for status in second.statuses)
+            second.link.wake()
+            await until(lambda: sum(status.state is LinkState.REJECTED for status in second.statuses) > tries)
+
+
 async def test_the_same_credential_twice_the_newer_wins(tmp_path: Path) -> None:
     async with hub_of(tmp_path) as hub, running(node_of(hub, tmp_path)) as old:
         await until(lambda: old.connected)

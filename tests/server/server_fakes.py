@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from distensor.comm import LinkError, LinkState, LinkStatus, NodeLinkHandler
-from distensor.core.clock import SYSTEM_CLOCK, Clock
+from distensor.core.clock import SYSTEM_CLOCK, Clock, SystemClock
 from distensor.core.control import (
     Assignment,
     Certificate,
@@ -77,6 +77,7 @@ class FakeLink:
         self.claims: list[Unit] = []
         self.accepting = True
         self.unanswered_claims = 0
+        self.woken = 0
         self.status = LinkStatus(state=LinkState.CONNECTING, address="hub.example:50051", since=0.0)
         self.failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
 
@@ -97,6 +98,9 @@ class FakeLink:
 
     def claim(self, unit: Unit) -> None:
         self.claims.append(unit)
+
+    def wake(self) -> None:
+        self.woken += 1
 
     def set_accepting(self, accepting: bool) -> None:
         self.accepting = accepting
@@ -159,6 +163,24 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = 10.0) -
     raise AssertionError(f"not within {seconds} s: {what}")
 
 
+class ShiftedClock(SystemClock):
+    """The machine's clocks, each moved by what a test says: it sleeps, or somebody sets the clock."""
+
+    __slots__ = ("monotonic_by", "slept", "wall_by")
+
+    def __init__(self) -> None:
+        self.monotonic_by = self.slept = self.wall_by = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.monotonic_by + self.slept + self.wall_by
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.monotonic_by
+
+    def since_boot(self) -> float:
+        return super().since_boot() + self.monotonic_by + self.slept
+
+
 @dataclass
 class Running:
     """A supervisor in this process, and its link."""
@@ -196,6 +218,7 @@ async def supervisor_running(
     environment: Mapping[str, str] | None = None,
     detector: Detector | None = None,
     features: Sequence[FeatureFactory] = (),
+    clock: Clock = SYSTEM_CLOCK,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """A supervisor with fake workers and a fake hub; stopped at the end."""
@@ -218,7 +241,7 @@ async def supervisor_running(
         worker_command=(*FAKE_WORKER, *worker_options),
         detector=detector or NoAccelerators(),
         policy=policy,
-        clock=SYSTEM_CLOCK,
+        clock=clock,
         environment=environment,
         announce=lambda message: announced.append(dict(message)),
         features=(*FEATURES, *features),

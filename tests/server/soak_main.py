@@ -48,6 +48,9 @@ class ChurningLink:
     def set_accepting(self, accepting: bool) -> None:
         self._real.set_accepting(accepting)
 
+    def wake(self) -> None:
+        self._real.wake()
+
     def claim(self, unit: Unit) -> None:
         pass
 

@@ -150,7 +150,7 @@ def test_a_hold_file_with_nonsense_is_no_hold(tmp_path: Path, content: dict[str,
 
 def test_what_pause_and_drain_take() -> None:
     assert parse_pause({}, NOON) == Hold(kind=HoldKind.PAUSE)
-    assert parse_pause({"seconds": 60}, NOON) == Hold(kind=HoldKind.PAUSE, until=NOON + 60)
+    assert parse_pause({"seconds": 60}, NOON) == Hold(kind=HoldKind.PAUSE, until=NOON + 60, lasts=True)
     assert parse_pause({"until": NOON + 5}, NOON) == Hold(kind=HoldKind.PAUSE, until=NOON + 5)
     assert not is_over(Hold(kind=HoldKind.PAUSE), NOON)
     assert parse_drain({}, 90.0) == 90.0

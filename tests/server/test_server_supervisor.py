@@ -176,8 +176,7 @@ async def test_a_broken_worker_stays_broken_when_the_supervisor_comes_back(short
     async with supervisor_running(short_dir, "--exit-when-ready", "1") as running:
         running.assign(0)
         await running.reported(S.BROKEN, restarts=2)
-        for feature in running.supervisor.node.features:
-            feature.on_tick(running.supervisor.node.picture())
+        running.supervisor.tick()
     async with supervisor_running(short_dir) as again:
         again.assign(0, 1)
         await again.reported(S.READY, rank=1)

@@ -73,6 +73,7 @@ class NodeLink:
         self._granted: set[tuple[JobId, Epoch]] = set()
         self._accepting = True
         self._beat_now = asyncio.Event()
+        self._woken = asyncio.Event()
         self._stream: LinkStream | None = None
         self._told: NodeInfo | None = None
         self._sequence = 0
@@ -104,23 +105,32 @@ class NodeLink:
             self._accepting = accepting
             self._beat_now.set()
 
+    def wake(self) -> None:
+        """The machine slept or this process was stopped: connect anew at once; no dead connection is waited for."""
+        self._backoff.reset()
+        self._woken.set()
+
     async def run(self) -> None:
         """Keep the link up until cancelled."""
         self._show(self._status)
         while True:
             try:
-                await self._connect_once()
+                await _first_to_end(self._connect_once(), self._woken.wait())
                 failure = LinkDownError.of("stream_ended", "the hub ended the stream")
             except DistensorError as error:
                 failure = failure_of(error, self._identity)
-            await self._wait(failure)
+            if not self._woken.is_set():
+                await self._wait(failure)
+            if self._woken.is_set():
+                self._woken.clear()
+                self._change(LinkState.CONNECTING, error=None, next_retry_at=None)
 
     async def _wait(self, failure: LinkDownError) -> None:
         rejected = failure.final
         delay = REJECTED_RETRY_SECONDS if rejected else self._backoff.next_delay()
         state = LinkState.REJECTED if rejected else LinkState.OFFLINE
         self._change(state, error=failure.error, next_retry_at=self._clock.now() + delay)
-        await self._clock.sleep_async(delay)
+        await _first_to_end(self._clock.sleep_async(delay), self._woken.wait())
 
     async def _connect_once(self) -> None:
         address, authority, metadata = await self._identity.resolve()

@@ -12,13 +12,14 @@ from collections.abc import Callable
 class FakeClock:
     """A `distensor.core.clock.Clock` for tests. Safe to use from several threads and event loops.
 
-    `advance` moves both clocks and wakes who has slept long enough; `jump_wall` moves only what `now` says, as an
-    operator or a time server does.
+    `advance` moves all clocks and wakes who has slept long enough; `suspend` is a machine asleep; `jump_wall` moves
+    only what `now` says, as an operator or a time server does.
     """
 
     def __init__(self, *, now: float = 1_700_000_000.0, monotonic: float = 1000.0) -> None:
         self._now = now
         self._monotonic = monotonic
+        self._slept = 0.0
         self._condition = threading.Condition()
         self._sleepers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
@@ -31,6 +32,10 @@ class FakeClock:
         with self._condition:
             return self._monotonic
 
+    def since_boot(self) -> float:
+        with self._condition:
+            return self._monotonic + self._slept
+
     def advance(self, seconds: float) -> None:
         """Let time pass."""
         if seconds < 0:
@@ -41,6 +46,12 @@ class FakeClock:
             while self._sleepers and self._sleepers[0][0] <= self._monotonic:
                 heapq.heappop(self._sleepers)[2]()
             self._condition.notify_all()
+
+    def suspend(self, seconds: float) -> None:
+        """Let the machine sleep: nobody wakes, and only monotonic time does not notice."""
+        with self._condition:
+            self._now += seconds
+            self._slept += seconds
 
     def jump_wall(self, seconds: float) -> None:
         """Set the wall clock forward or back; durations do not notice."""
