@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 from distensor.core.clock import Clock
 from distensor.core.errors import StoreError
-from distensor_server.picture import EventLog, LoggedEvent
+from distensor_server.eventlog import EventLog
+from distensor_server.picture import LoggedEvent
 
 log = logging.getLogger("distensor_server")
 
@@ -25,8 +26,16 @@ class Journal:
         event = LoggedEvent(at=round(self._clock.now(), 3), severity=severity, source=source, text=text)
         shown = self._events.add(event)
         if shown is not None:
-            log.log(_LOG_LEVELS[shown.severity], "%s: %s", shown.source, shown.text)
-            self._on_shown(shown)
+            self._show(shown)
+
+    def flush(self) -> None:
+        """Show what was only counted and is due."""
+        for shown in self._events.due(self._clock.now()):
+            self._show(shown)
+
+    def _show(self, shown: LoggedEvent) -> None:
+        log.log(_LOG_LEVELS[shown.severity], "%s: %s", shown.source, shown.text)
+        self._on_shown(shown)
 
     def guarded(self, write: Callable[[], None]) -> None:
         """A full disk is shown and stops nothing: the work goes on, the hub has the books."""

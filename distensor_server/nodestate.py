@@ -25,6 +25,17 @@ def node_state(picture: Picture) -> NodeState:
     return _owners_wish(picture) or _trouble(picture) or _activity(picture)
 
 
+def status_line(picture: Picture) -> str:
+    """The state word and what one wants to know with it: for `systemctl status`."""
+    state = node_state(picture)
+    if state in (NodeState.EARNING, NodeState.IDLE, NodeState.STARTING):
+        alive = sum(worker.life.alive for worker in picture.workers)
+        usable = sum(device.unusable is None for device in picture.devices)
+        return f"{state.value}: workers {alive}, usable devices {usable}, hub {picture.link.state.value}"
+    closed = next((gate for gate in gates(picture) if not gate.open), None)
+    return state.value if closed is None else f"{state.value}: {closed.gate}: {closed.reading}"
+
+
 def _owners_wish(picture: Picture) -> NodeState | None:
     if picture.stopping is not None:
         return NodeState.DRAINING

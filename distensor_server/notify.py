@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from collections.abc import Mapping
 
@@ -14,7 +15,7 @@ class Notifier:
         address = environment.get("NOTIFY_SOCKET", "")
         # '@' stands for the zero byte of Linux's abstract sockets.
         self._address = "\0" + address[1:] if address.startswith("@") else address
-        self._watchdog = _watchdog_seconds(environment)
+        self._watchdog = _watchdog_seconds(environment, os.getpid())
         self._last_status = ""
 
     @property
@@ -29,7 +30,7 @@ class Notifier:
         """One line for `systemctl status`; the same line again is not sent."""
         if text != self._last_status:
             self._last_status = text
-            self._send(f"STATUS={text}")
+            self._send("STATUS=" + " ".join(text.split()))  # a newline would begin another assignment
 
     def alive(self) -> None:
         self._send("WATCHDOG=1")
@@ -49,8 +50,11 @@ class Notifier:
             sender.sendto(text.encode(), self._address)
 
 
-def _watchdog_seconds(environment: Mapping[str, str]) -> float:
+def _watchdog_seconds(environment: Mapping[str, str], pid: int) -> float:
+    """WATCHDOG_PID says for which process the limit is; a shell of the service may have handed it on to us."""
     try:
+        if int(environment.get("WATCHDOG_PID", pid)) != pid:
+            return 0.0
         return int(environment.get("WATCHDOG_USEC", "")) / 1e6
     except ValueError:
         return 0.0

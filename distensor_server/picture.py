@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from distensor.comm import LinkStatus
@@ -15,7 +13,6 @@ from distensor_server.lifecycle import Life
 from distensor_server.messages import Progress
 from distensor_server.rates import LinkRate
 
-MAX_EVENTS = 200
 KEPT_ENDED_JOBS = 5
 
 
@@ -80,38 +77,6 @@ class LoggedEvent:
     severity: str
     source: str
     text: str
-
-
-class EventLog:
-    """The newest events, bounded in number and in rate.
-
-    The same event again within `quiet` seconds is not repeated. A source that has more than `burst` different ones in
-    that time is cut short, and the log says so once: a worker in trouble must not push everything else out.
-    """
-
-    def __init__(self, *, quiet: float = 10.0, burst: int = 30) -> None:
-        self._events: deque[LoggedEvent] = deque(maxlen=MAX_EVENTS)
-        self._quiet = quiet
-        self._burst = burst
-        self._recent: dict[tuple[str, str], float] = {}
-
-    def add(self, event: LoggedEvent) -> LoggedEvent | None:
-        """What is to be shown of it: the event, or that there are too many of its kind, or nothing."""
-        self._recent = {key: at for key, at in self._recent.items() if 0 <= event.at - at < self._quiet}
-        if (event.source, event.text) in self._recent:
-            return None
-        count = sum(source == event.source for source, _ in self._recent)
-        if count > self._burst:
-            return None
-        if count == self._burst:
-            words = f"over {self._burst} events in {self._quiet:g} s: the others are not shown"
-            event = replace(event, severity="warning", text=words)
-        self._recent[event.source, event.text] = event.at
-        self._events.append(event)
-        return event
-
-    def __iter__(self) -> Iterator[LoggedEvent]:
-        return iter(self._events)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -46,6 +46,10 @@ class StateDirectory:
         return self.root / "server.log"
 
     @property
+    def snapshot(self) -> Path:
+        return self.root / "snapshot.json"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 

@@ -21,12 +21,13 @@ from distensor_server.hublink import LinkFactory
 from distensor_server.lifecycle import RestartPolicy
 from distensor_server.localserver import LocalServer
 from distensor_server.node import FeatureFactory, Machine, Node
-from distensor_server.nodestate import node_state
+from distensor_server.nodestate import node_state, status_line
 from distensor_server.notify import Notifier
 from distensor_server.orphans import end_orphans
 from distensor_server.owner import OwnersWish
 from distensor_server.ownlog import OwnLog
 from distensor_server.sections import Sections, build_sections
+from distensor_server.snapshot import SnapshotFile
 from distensor_server.wakefulness import Wakefulness
 
 WORKER_COMMAND: Sequence[str] = (sys.executable, "-m", "distensor.node")
@@ -35,6 +36,7 @@ FEATURES: Sequence[FeatureFactory] = (OwnLog, Wakefulness, OwnersWish, Breakers)
 SAMPLE_SECONDS = 2.0
 PUBLISH_SECONDS = 0.25
 FAREWELL_SECONDS = 1.5
+STUCK_SECONDS = 10.0
 
 
 class StopMode(IntEnum):
@@ -84,6 +86,8 @@ class Supervisor:
         self.node = Node(
             settings, machine, features=features, on_change=self._dirty.set, on_connected=self._on_connected
         )
+        self._snapshot = SnapshotFile(self.node.state.snapshot, clock)
+        self._ticked_at = clock.monotonic()
         self._builders = self.node.features.section_builders()
         self._server = LocalServer(
             settings.socket_path,
@@ -109,6 +113,7 @@ class Supervisor:
                 await self._serve()
             finally:
                 await self._server.close()
+                self.node.journal.guarded(lambda: self._snapshot.write(self.sections()))
                 for feature in self.node.features:
                     feature.close()
                 self.node.books.close()
@@ -167,7 +172,10 @@ class Supervisor:
         picture = self.node.picture()
         for feature in self.node.features:
             feature.on_tick(picture)
+        self.node.journal.flush()
         self.node.journal.guarded(self.node.books.save)
+        self.node.journal.guarded(lambda: self._snapshot.keep(self.sections))
+        self._ticked_at = self._clock.monotonic()
         self.node.on_change()
 
     async def _publish(self) -> None:
@@ -180,8 +188,10 @@ class Supervisor:
             await self._clock.sleep_async(PUBLISH_SECONDS)
 
     async def _feed_watchdog(self, interval: float) -> None:
+        """A loop that is blocked sends nothing, and neither does one whose tick does not come any more."""
         while True:
-            self._notifier.alive()
+            if self._clock.monotonic() - self._ticked_at < STUCK_SECONDS:
+                self._notifier.alive()
             await self._clock.sleep_async(interval)
 
     def stop(self, mode: StopMode, reason: str) -> None:
@@ -236,11 +246,12 @@ class Supervisor:
                 return
 
     def _note_state(self) -> None:
-        state = node_state(self.node.picture()).value
+        picture = self.node.picture()
+        state = node_state(picture).value
         if state != self._shown_state:
             self._shown_state = state
             self.node.state_since = self._clock.now()
-            self._notifier.status(state)
+        self._notifier.status(status_line(picture))
 
     def sections(self) -> Sections:
         """What others see."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distensor.core.clock import Clock
+from distensor_server.durations import spoken
 from distensor_server.feature import Feature
 from distensor_server.node import Node
 from distensor_server.picture import Picture
@@ -81,18 +82,3 @@ class Wakefulness(Feature):
             text = f"{word}: looking for devices and hub again"
             self._node.woke()
             self._node.journal.add("info", "supervisor", text)
-
-
-def spoken(seconds: float) -> str:
-    """'40 s', '12 min', '3 h 4 min', '2 d 5 h'."""
-    whole = round(seconds)
-    if whole < 120:
-        return f"{whole} s"
-    minutes = whole // 60
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, rest = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {rest} min" if rest else f"{hours} h"
-    days, rest = divmod(hours, 24)
-    return f"{days} d {rest} h" if rest else f"{days} d"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from server_fakes import (
     AsyncClient,
     Running,
+    ShiftedClock,
     alive,
     events,
     eventually,
@@ -264,14 +266,62 @@ async def test_systemd_hears_of_the_whole_life(short_dir: Path) -> None:
         systemd = {"NOTIFY_SOCKET": str(short_dir / "notify"), "WATCHDOG_USEC": "200000"}
         async with supervisor_running(short_dir, environment=systemd) as running:
             await eventually(lambda: hear().count(b"WATCHDOG=1") >= 3, "the watchdog is fed")
-            await eventually(lambda: b"STATUS=IDLE" in hear(), "the state is told")
+            await eventually(lambda: any(m.startswith(b"STATUS=IDLE: workers 0") for m in hear()), "the state is told")
             await start_job(running, 0)
-            await eventually(lambda: b"STATUS=EARNING" in hear(), "the state is told")
+            await eventually(
+                lambda: any(m.startswith(b"STATUS=EARNING: workers 1") for m in hear()), "the state is told"
+            )
             running.supervisor.reload()
         hear()
     assert told[0] == b"READY=1"
-    assert told.index(b"STOPPING=1") > told.index(b"STATUS=EARNING")
-    assert sum(message.startswith(b"RELOADING=1") for message in told) == 1
+    earning = next(index for index, message in enumerate(told) if message.startswith(b"STATUS=EARNING"))
+    assert told.index(b"STOPPING=1") > earning
+    (reloading,) = [index for index, message in enumerate(told) if message.startswith(b"RELOADING=1\nMONOTONIC_USEC=")]
+    assert abs(int(told[reloading].rpartition(b"=")[2]) / 1e6 - time.monotonic()) < 60
+    assert b"READY=1" in told[reloading:]
+
+
+async def test_a_loop_that_is_stuck_is_not_alive_for_systemd(short_dir: Path) -> None:
+    clock = ShiftedClock()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(short_dir / "notify"))
+        manager.setblocking(False)
+
+        def pings() -> int:
+            count = 0
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    count += manager.recv(1000) == b"WATCHDOG=1"
+            return count
+
+        systemd = {"NOTIFY_SOCKET": str(short_dir / "notify"), "WATCHDOG_USEC": "100000"}
+        async with supervisor_running(short_dir, environment=systemd, clock=clock) as running:
+            await eventually(pings, "the watchdog is fed")
+            time.sleep(0.5)  # noqa: ASYNC251 - blocks the loop, as a bug would
+            assert pings() <= 1
+            await eventually(pings, "and fed again")
+            clock.monotonic_by += 11  # so long since the last tick
+            pings()
+            await asyncio.sleep(0.3)
+            assert pings() <= 1
+            running.supervisor.tick()
+            await eventually(pings, "and fed again")
+
+
+async def test_the_last_snapshot_stays_for_who_looks_later(short_dir: Path) -> None:
+    async with supervisor_running(short_dir) as running:
+        running.supervisor.tick()
+        path = short_dir / "state/snapshot.json"
+        first = json.loads(path.read_bytes())
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert first["data"].keys() == running.sections().keys()
+        await start_job(running, 0)
+        running.supervisor.tick()
+        assert json.loads(path.read_bytes()) == first, "not so soon again"
+    last = json.loads(path.read_bytes())
+    assert (last["v"], last["schema_version"]) == (1, 1)
+    assert abs(last["at"] - time.time()) < 10
+    assert last["data"]["workers"][0]["last_exit"] == "the test is over"
 
 
 async def test_a_node_that_others_cannot_reach_is_told_so(short_dir: Path) -> None:

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from distensor.core.control import Earnings, Unit, UnitKey
 from distensor.core.errors import SessionError, StoreError
 from distensor.core.ids import Epoch, JobId, Rank
+from distensor_server.eventlog import EventLog
 from distensor_server.holds import is_over, load_hold, parse_drain, parse_pause, save_hold
 from distensor_server.localserver import RequestError
 from distensor_server.logfiles import LastLine, RotatingFile
-from distensor_server.picture import EventLog, Hold, HoldKind, LoggedEvent
+from distensor_server.picture import Hold, HoldKind, LoggedEvent
 from distensor_server.receipts import ReceiptLog, Totals, load_totals, local_day, save_totals
 from distensor_server.statedir import StateDirectory, read_json, write_json
 from distensor_server.workforce import file_word, prune_logs
@@ -244,6 +245,45 @@ def test_equal_events_are_told_once_in_a_while() -> None:
     for number in range(300):
         log.add(event(100.0 + number, str(number)))
     assert len(list(log)) == 200
+
+
+def test_equal_events_are_counted_and_told_ever_more_rarely() -> None:
+    log = EventLog(quiet=10)
+
+    def say(at: float) -> str | None:
+        shown = log.add(LoggedEvent(at=at, severity="error", source="disk", text="full"))
+        return shown and shown.text
+
+    told = [(at, text) for at in range(1400) if (text := say(float(at))) is not None]
+    assert told == [
+        (0, "full"),
+        (10, "full (10 times in 10 s)"),
+        (70, "full (60 times in 60 s)"),
+        (430, "full (360 times in 6 min)"),
+        (1030, "full (600 times in 10 min)"),
+    ]
+    assert log.due(1500.0) == []
+    (rest,) = log.due(1630.0)
+    assert rest.text == "full (369 times in 10 min)"
+    assert log.due(9999.0) == []
+    assert say(9999.0) == "full", "forgotten: news again"
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 700)), max_size=60))
+def test_no_event_is_lost_from_the_count(gaps: list[tuple[str, float]]) -> None:
+    log, now, said, told = EventLog(), 0.0, 0, 0
+
+    def count(text: str) -> int:
+        return int(text.partition("(")[2].partition(" times")[0] or 1)
+
+    for text, gap in gaps:
+        now += gap
+        told += sum(count(shown.text) for shown in log.due(now))
+        said += 1
+        shown = log.add(LoggedEvent(at=now, severity="info", source="s", text=text))
+        told += count(shown.text) if shown else 0
+    told += sum(count(shown.text) for shown in log.due(now + 600))
+    assert told == said
 
 
 def test_a_source_that_floods_is_cut_short_and_hides_no_other() -> None:

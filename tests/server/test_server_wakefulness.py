@@ -26,8 +26,9 @@ from distensor.comm import LinkError, LinkState
 from distensor.core.clock import SYSTEM_CLOCK
 from distensor.core.control import Earnings, WorkerState
 from distensor.testing.clock import FakeClock
+from distensor_server.durations import spoken
 from distensor_server.lifecycle import RestartPolicy
-from distensor_server.wakefulness import SET_SECONDS, SLEPT_SECONDS, Between, Moment, compare, spoken
+from distensor_server.wakefulness import SET_SECONDS, SLEPT_SECONDS, Between, Moment, compare
 
 HOUR = 3600.0
 
