@@ -19,8 +19,10 @@ from distensor_server.hublink import HubLink, LinkFactory
 from distensor_server.inventory import Inventory
 from distensor_server.journal import Journal
 from distensor_server.lifecycle import RestartPolicy
+from distensor_server.nodestate import NodeState, node_state
 from distensor_server.orphans import WorkerRegistry
 from distensor_server.picture import Hold, LoggedEvent, Picture
+from distensor_server.sections import Sections, build_sections
 from distensor_server.statedir import StateDirectory
 from distensor_server.workerevents import WorkerEvents
 from distensor_server.workforce import WorkerSetup, Workforce
@@ -89,6 +91,8 @@ class Node:
         )
         for make in features:
             self.features.add(make(self))
+        self._state: NodeState | None = None
+        self._section_builders = self.features.section_builders()
 
     def _worker_setup(self, machine: Machine) -> WorkerSetup:
         return WorkerSetup(
@@ -175,6 +179,20 @@ class Node:
             events=tuple(self.journal),
             gates=self.features.gates(),
         )
+
+    def note_state(self) -> Picture:
+        """This moment, with `state_since` set when the state word is a new one."""
+        picture = self.picture()
+        state = node_state(picture)
+        if state is not self._state:
+            self._state, self.state_since = state, picture.now
+        return picture
+
+    def sections(self) -> Sections:
+        """What others see: of the local protocol, of the metrics, and of the snapshot that stays behind."""
+        picture = self.note_state()
+        more = {name: build(picture) for name, build in self._section_builders.items()}
+        return {**build_sections(picture, self.state_since), **more}
 
 
 FeatureFactory: TypeAlias = Callable[[Node], Feature]

@@ -20,18 +20,18 @@ from distensor_server.devices.host import Host
 from distensor_server.hublink import LinkFactory
 from distensor_server.lifecycle import RestartPolicy
 from distensor_server.localserver import LocalServer
+from distensor_server.metricspage import MetricsPage
 from distensor_server.node import FeatureFactory, Machine, Node
-from distensor_server.nodestate import node_state, status_line
+from distensor_server.nodestate import status_line
 from distensor_server.notify import Notifier
 from distensor_server.orphans import end_orphans
 from distensor_server.owner import OwnersWish
 from distensor_server.ownlog import OwnLog
-from distensor_server.sections import Sections, build_sections
 from distensor_server.snapshot import SnapshotFile
 from distensor_server.wakefulness import Wakefulness
 
 WORKER_COMMAND: Sequence[str] = (sys.executable, "-m", "distensor.node")
-FEATURES: Sequence[FeatureFactory] = (OwnLog, Wakefulness, OwnersWish, Breakers)
+FEATURES: Sequence[FeatureFactory] = (OwnLog, Wakefulness, OwnersWish, Breakers, MetricsPage)
 """What every supervisor has, in the order in which refusals and gates are asked."""
 SAMPLE_SECONDS = 2.0
 PUBLISH_SECONDS = 0.25
@@ -73,7 +73,6 @@ class Supervisor:
         self._dirty = asyncio.Event()
         self._stop = asyncio.Event()
         self._stop_mode: StopMode | None = None
-        self._shown_state = ""
         machine = Machine(
             clock=clock,
             make_link=make_link,
@@ -88,11 +87,10 @@ class Supervisor:
         )
         self._snapshot = SnapshotFile(self.node.state.snapshot, clock)
         self._ticked_at = clock.monotonic()
-        self._builders = self.node.features.section_builders()
         self._server = LocalServer(
             settings.socket_path,
             hello={"server_version": __version__, "node": settings.name, "pid": os.getpid()},
-            sections=self.sections,
+            sections=self.node.sections,
             methods=self.node.features.all_methods(),
         )
 
@@ -113,7 +111,7 @@ class Supervisor:
                 await self._serve()
             finally:
                 await self._server.close()
-                self.node.journal.guarded(lambda: self._snapshot.write(self.sections()))
+                self.node.journal.guarded(lambda: self._snapshot.write(self.node.sections()))
                 for feature in self.node.features:
                     feature.close()
                 self.node.books.close()
@@ -174,7 +172,7 @@ class Supervisor:
             feature.on_tick(picture)
         self.node.journal.flush()
         self.node.journal.guarded(self.node.books.save)
-        self.node.journal.guarded(lambda: self._snapshot.keep(self.sections))
+        self.node.journal.guarded(lambda: self._snapshot.keep(self.node.sections))
         self._ticked_at = self._clock.monotonic()
         self.node.on_change()
 
@@ -183,7 +181,7 @@ class Supervisor:
         while True:
             await self._dirty.wait()
             self._dirty.clear()
-            self._note_state()
+            self._notifier.status(status_line(self.node.note_state()))
             self._server.publish()
             await self._clock.sleep_async(PUBLISH_SECONDS)
 
@@ -244,18 +242,3 @@ class Supervisor:
             await self._clock.sleep_async(0.05)
             if not link.unanswered_claims:
                 return
-
-    def _note_state(self) -> None:
-        picture = self.node.picture()
-        state = node_state(picture).value
-        if state != self._shown_state:
-            self._shown_state = state
-            self.node.state_since = self._clock.now()
-        self._notifier.status(status_line(picture))
-
-    def sections(self) -> Sections:
-        """What others see."""
-        self._note_state()
-        picture = self.node.picture()
-        more = {name: build(picture) for name, build in self._builders.items()}
-        return {**build_sections(picture, self.node.state_since), **more}

@@ -203,7 +203,7 @@ class Running:
         )
 
     def sections(self) -> dict[str, Any]:
-        sections: dict[str, Any] = self.supervisor.sections()
+        sections: dict[str, Any] = self.supervisor.node.sections()
         json.dumps(sections, allow_nan=False)
         return sections
 
