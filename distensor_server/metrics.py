@@ -34,14 +34,12 @@ def exposition(sections: Data) -> str:
 
 
 def _family(family: Family, sections: Data) -> str:
-    lines = [
-        f"{family.name}{_labels(labels)} {_number(value)}\n"
-        for labels, value in family.samples(sections)
-        if isinstance(value, int | float)
-    ]
-    if not lines:
+    # By their labels: one sample that is there twice makes Prometheus refuse the whole page.
+    found = {_labels(labels): value for labels, value in family.samples(sections) if isinstance(value, int | float)}
+    if not found:
         return ""
-    return f"# HELP {family.name} {family.text}\n# TYPE {family.name} {family.kind}\n{''.join(lines)}"
+    lines = "".join(f"{family.name}{labels} {_number(value)}\n" for labels, value in found.items())
+    return f"# HELP {family.name} {family.text}\n# TYPE {family.name} {family.kind}\n{lines}"
 
 
 def _labels(labels: Mapping[str, Any]) -> str:
@@ -124,10 +122,7 @@ def _workers(key: str) -> Callable[[Data], Samples]:
     def samples(sections: Data) -> Samples:
         for worker in _list(sections, "workers"):
             if worker.get("pid") is not None:
-                yield (
-                    {"job": worker.get("job"), "rank": worker.get("rank"), "device": worker.get("device")},
-                    worker.get(key),
-                )
+                yield {name: worker.get(name) for name in ("job", "epoch", "rank", "device")}, worker.get(key)
 
     return samples
 
@@ -145,7 +140,8 @@ def _links(key: str) -> Callable[[Data], Samples]:
     def samples(sections: Data) -> Samples:
         for job in _list(sections, "jobs"):
             for link in _list(job, "links") if job.get("state") != "ended" else ():
-                yield {"job": job.get("id"), "rank": link.get("from"), "peer": link.get("to")}, link.get(key)
+                labels = {"job": job.get("id"), "epoch": job.get("epoch"), "rank": link.get("from")}
+                yield {**labels, "peer": link.get("to")}, link.get(key)
 
     return samples
 

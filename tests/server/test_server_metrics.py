@@ -55,7 +55,7 @@ async def test_a_running_node_can_be_scraped(short_dir: Path) -> None:
         assert metrics["distensor_hub_rtt_seconds"].samples[()] == 0.0015
         assert metrics["distensor_workers"].samples[(("state", "running"),)] == 2
         sent = metrics["distensor_link_sent_bytes_total"].samples
-        assert sent[(("job", "j_1"), ("rank", "0"), ("peer", "-1"))] == 3000
+        assert sent[(("job", "j_1"), ("epoch", "1"), ("rank", "0"), ("peer", "-1"))] == 3000
         (memory,) = {value for labels, value in metrics["distensor_device_memory_bytes"].samples.items()}
         assert memory == running.sections()["devices"][-1]["memory_total"]
         status, headers, body = await ask(port, get(port, method="HEAD"))
@@ -168,6 +168,12 @@ def test_text_of_strangers_stays_inside_its_quotes() -> None:
 def test_sections_of_another_shape_give_a_page_all_the_same(value: Any) -> None:
     names = ("node", "hub", "devices", "workers", "jobs", "earnings")
     parse(exposition(dict.fromkeys(names, value)))
+
+
+def test_what_is_there_twice_is_said_once() -> None:
+    device = {"id": "cpu", "kind": "cpu", "name": "x", "slots": 2}
+    page = parse(exposition({"devices": [device, device]}))
+    assert list(page["distensor_device_slots"].samples.values()) == [2]
 
 
 def test_nothing_known_is_nothing_said_and_every_name_follows_the_rules() -> None:
