@@ -1,106 +1,112 @@
-"""The commands that ask the supervisor once, print the answer and end."""
+"""What commands share: ask the supervisor once, print text or JSON, say an error as code, cause and fix."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distensor_tui import plain
 from distensor_tui.absence import Absence
-from distensor_tui.arguments import ORDERS
-from distensor_tui.clock import system_monotonic, system_now
+from distensor_tui.clock import system_now
+from distensor_tui.exitcodes import ExitCode
 from distensor_tui.once import Conversation, NoSupervisor, converse
-from distensor_tui.wire import Answer
 
 if TYPE_CHECKING:
     from distensor_tui.recording import Moment
 
-OK, UNAVAILABLE, CANNOT_CREATE = 0, 69, 73
-_TEXTS = {
-    "status": plain.status,
-    "why": plain.why,
-    "devices": plain.devices,
-    "jobs": plain.jobs,
-    "earnings": plain.earnings,
-}
-_SECTIONS = {
-    "status": ("node", "hub", "devices", "workers", "jobs", "earnings", "unavailable"),
-    "why": ("node",),
-    "devices": ("devices",),
-    "jobs": ("jobs", "workers"),
-    "earnings": ("earnings",),
-}
+
+def show(options: argparse.Namespace, path: Path, text: plain.Show, sections: Sequence[str]) -> int:
+    """Print what the supervisor reports: `text` of the snapshot, or these sections as JSON."""
+
+    def do(conversation: Conversation) -> int:
+        snapshot, raw = conversation.snapshot()
+        if options.json:
+            print_json({"server_version": conversation.hello.server_version, **{s: raw.get(s) for s in sections}})
+        else:
+            print_text(text(snapshot, system_now()))
+        return ExitCode.OK
+
+    return with_supervisor(options, path, do)
 
 
-def answer(options: argparse.Namespace, path: Path) -> int:
-    """`status`, `why`, `devices`, `jobs`, `earnings`, `pause`, `resume`, `drain`."""
+def order(options: argparse.Namespace, path: Path, params: Mapping[str, Any], done: str) -> int:
+    """Ask for the method that is called like the command; `done` is said when the supervisor agreed."""
+    return ask(options, path, options.verb, params, lambda _result: done)
+
+
+def ask(
+    options: argparse.Namespace,
+    path: Path,
+    method: str,
+    params: Mapping[str, Any],
+    text: Callable[[Mapping[str, Any]], str],
+) -> int:
+    """Ask for a method and print its result, or its refusal with the fix."""
+
+    def do(conversation: Conversation) -> int:
+        found = conversation.ask(method, params)
+        if not found.ok:
+            return fail(options, found.code, found.message or found.code, found.fix)
+        if options.json:
+            print_json({"result": dict(found.result)})
+        else:
+            print_text(text(found.result))
+        return ExitCode.OK
+
+    return with_supervisor(options, path, do)
+
+
+def with_supervisor(options: argparse.Namespace, path: Path, do: Callable[[Conversation], int]) -> int:
+    """Talk to the supervisor, or say why there is none."""
     try:
         with converse(path) as conversation:
-            return _order(options, conversation) if options.verb in ORDERS else _show(options, conversation)
+            return do(conversation)
     except NoSupervisor as missing:
-        return _absent(missing.why, as_json=options.json)
+        return absent(missing.why, as_json=options.json)
 
 
-def _show(options: argparse.Namespace, conversation: Conversation) -> int:
-    snapshot, raw = conversation.snapshot()
+def fail(options: argparse.Namespace, code: str, message: str, fix: str, exit_code: int = ExitCode.UNAVAILABLE) -> int:
+    """Say an error: its cause, its fix, its code. Gives the exit code back."""
     if options.json:
-        sections = {name: raw.get(name) for name in _SECTIONS[options.verb]}
-        _json({"v": 1, "ok": True, "server_version": conversation.hello.server_version, **sections})
+        _write_json({"v": 1, "ok": False, "error": {"code": code, "message": message, "fix": fix}})
     else:
-        _print(_TEXTS[options.verb](snapshot, system_now()))
-    sys.stdout.flush()
-    return OK
+        sys.stderr.write(
+            f"distensor: {options.verb} failed: {message}\n"
+            + (f"  {fix}\n" if fix else "")
+            + f"  ({code}, exit {exit_code})\n"
+        )
+    return exit_code
 
 
-def _order(options: argparse.Namespace, conversation: Conversation) -> int:
-    """Send pause, resume or drain, and say what the supervisor answered."""
-    seconds = getattr(options, "seconds", None)
-    found = conversation.ask(options.verb, {"seconds": seconds} if seconds else {})
-    if options.json:
-        error = None if found.ok else {"code": found.code, "message": found.message, "fix": found.fix}
-        _json({"v": 1, "ok": found.ok, "result": dict(found.result), "error": error})
-    else:
-        _say_answer(options.verb, found)
-    return OK if found.ok else UNAVAILABLE
-
-
-_DONE = {
-    "pause": "paused: this node takes no work and earns nothing until it resumes",
-    "resume": "resumed",
-    "drain": "draining: the running step is finished, no new work is taken",
-}
-
-
-def _say_answer(verb: str, found: Answer) -> None:
-    if found.ok:
-        _print(_DONE[verb])
-        return
-    sys.stderr.write(f"distensor: {verb} failed: {found.message or found.code}\n")
-    if found.fix:
-        sys.stderr.write(f"  {found.fix}\n")
-
-
-def _absent(why: Absence, *, as_json: bool) -> int:
+def absent(why: Absence, *, as_json: bool) -> int:
+    """Say why there is no supervisor."""
     if as_json:
-        fix = [" ".join(part.split()) for part in why.fix]
-        error = {"code": str(why.reason), "message": f"{why.title}. {why.detail}", "fix": "; ".join(fix)}
-        _json({"v": 1, "ok": False, "error": error})
+        fix = "; ".join(" ".join(part.split()) for part in why.fix)
+        error = {"code": str(why.reason), "message": f"{why.title}. {why.detail}", "fix": fix}
+        _write_json({"v": 1, "ok": False, "error": error})
     else:
-        sys.stderr.write(plain.absent(why) + "\n")
+        sys.stderr.write(f"{plain.absent(why)}\n  ({why.reason}, exit {why.exit_code})\n")
     return why.exit_code
 
 
-def _json(value: dict[str, Any]) -> None:
-    _print(json.dumps(value, separators=(",", ":"), ensure_ascii=True))
+def print_json(value: Mapping[str, Any]) -> None:
+    """One answer that went well."""
+    _write_json({"v": 1, "ok": True, **value})
 
 
-def _print(text: str) -> None:
+def _write_json(value: Mapping[str, Any]) -> None:
+    print_text(json.dumps(value, separators=(",", ":"), ensure_ascii=True))
+
+
+def print_text(text: str) -> None:
     """Write what the output can carry; other characters become question marks."""
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+    sys.stdout.flush()
 
 
 def text_instead(path: Path) -> int:
@@ -108,32 +114,15 @@ def text_instead(path: Path) -> int:
     try:
         with converse(path) as conversation:
             snapshot, _ = conversation.snapshot()
-            _print(plain.status(snapshot, system_now()))
+            print_text(plain.status(snapshot, system_now()))
     except NoSupervisor as missing:
-        _print(plain.absent(missing.why))
-    return OK
+        print_text(plain.absent(missing.why))
+    return ExitCode.OK
 
 
 def text_of(moments: list[Moment]) -> int:
     """A recording where there is no terminal: its last state."""
     from distensor_tui.recording import outcome
 
-    _print("from a recording, not live\n" + plain.status(outcome(moments), moments[-1].at))
-    return OK
-
-
-def record(options: argparse.Namespace, path: Path) -> int:
-    """`record FILE`: the supervisor's stream with its times."""
-    from distensor_tui.recording import record as lines_of
-
-    try:
-        with Path(options.file).open("w", encoding="utf-8") as file:
-            for row in lines_of(path, options.seconds, now=system_now, monotonic=system_monotonic):
-                file.write(row)
-                file.flush()
-    except NoSupervisor as missing:
-        return _absent(missing.why, as_json=False)
-    except OSError as error:
-        sys.stderr.write(f"distensor: cannot write {options.file}: {error.strerror}\n")
-        return CANNOT_CREATE
-    return OK
+    print_text("from a recording, not live\n" + plain.status(outcome(moments), moments[-1].at))
+    return ExitCode.OK

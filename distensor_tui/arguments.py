@@ -1,61 +1,80 @@
-"""The command line of `distensor`."""
+"""Reading the command line of `distensor`. Only the module of the command that was asked for is imported."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import re
-import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from pathlib import Path
+from typing import NoReturn, Protocol, cast
 
-from distensor_tui import __version__
+from distensor_tui import __version__, guide
+from distensor_tui.table import BY_NAME, Verb
 
-USAGE = 64
-SHOWS = {
-    "status": "state, hub, jobs, devices and earnings of this node",
-    "why": "why this node works or does not: every gate",
-    "devices": "the devices and why one is not used",
-    "jobs": "running jobs and this node's workers",
-    "earnings": "confirmed and pending work",
-}
-ORDERS = {
-    "pause": "stop working and earning, for a time or until resumed",
-    "resume": "work again after a pause or drain",
-    "drain": "finish running work, take no more",
-}
-OWN_VERBS = (*SHOWS, *ORDERS, "record")
+VALUE_OPTIONS = frozenset({"--socket", "--replay", "--screenshot", "--size", "--wait", "--screen"})
+"""Options of the dashboard that take a value."""
+
+
+class UsageError(Exception):
+    """A command line that cannot be read: what is wrong, and the usage of the command."""
+
+    def __init__(self, message: str, usage: str) -> None:
+        super().__init__(message)
+        self.usage = usage
+
+
+class Command(Protocol):
+    """The module of a command of this wheel."""
+
+    def options(self, parser: argparse.ArgumentParser) -> None:
+        """Add what the command takes besides --json and --socket."""
+
+    def run(self, options: argparse.Namespace, path: Path) -> int:
+        """Do it; the exit code. `path` is the supervisor's socket."""
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with the exit code that sysexits has for usage."""
+    """argparse, that leaves to its caller how an error is told, and prints our own help."""
+
+    page = ""
 
     def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(USAGE, f"{self.prog}: {message}\n")
+        raise UsageError(message, self.format_usage().strip())
+
+    def format_help(self) -> str:
+        return self.page.format(options=super().format_help()) if self.page else super().format_help()
 
 
 def build() -> Parser:
-    parser = Parser(
-        prog="distensor",
-        description="What this machine does and earns in disTensor. Without a command: the dashboard.",
-        epilog="More commands come with other wheels: hub, demo (distensor), cloud (distensor[cloud]).",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"distensor {__version__}")
-    _dashboard_options(parser)
-    verbs = parser.add_subparsers(dest="verb", metavar="COMMAND", parser_class=Parser)
-    for name, about in (SHOWS | ORDERS).items():
-        _common(verbs.add_parser(name, help=about, description=about.capitalize(), allow_abbrev=False))
-    _pause_options(verbs.choices["pause"])
-    record = verbs.add_parser("record", help="write the supervisor's stream to a file for --replay", allow_abbrev=False)
-    record.add_argument("file", metavar="FILE")
-    record.add_argument("--seconds", type=positive, default=60.0, help="how long (default: %(default)s)")
-    record.add_argument("--socket", metavar="PATH", default=argparse.SUPPRESS)
+    """The parser without a command: the dashboard's options."""
+    parser = Parser(prog="distensor", usage="distensor [OPTIONS] [COMMAND ...]", add_help=False, allow_abbrev=False)
+    parser.page = guide.overview()
+    shown = parser.add_argument_group("Options without a command")
+    shown.add_argument("-h", "--help", action="help", help="this text")
+    shown.add_argument("--version", action="version", version=f"distensor {__version__}")
+    shown.add_argument("--json", action="store_true", help="print the status as one JSON object and end")
+    _dashboard_options(shown)
     return parser
 
 
-def _dashboard_options(parser: Parser) -> None:
-    parser.add_argument("--socket", metavar="PATH", default=None, help="the supervisor's socket")
+def command_of(verb: Verb) -> Command:
+    return cast("Command", importlib.import_module(verb.module))
+
+
+def build_verb(verb: Verb, command: Command) -> Parser:
+    """The parser of one command of this wheel."""
+    parser = Parser(prog=f"distensor {verb.name}", add_help=False, allow_abbrev=False)
+    parser.page = guide.page(verb)
+    command.options(parser)
+    parser.add_argument("-h", "--help", action="help", help="this text")
+    parser.add_argument("--json", action="store_true", help="one JSON object on one line")
+    parser.add_argument("--socket", metavar="PATH", help="the supervisor's socket")
+    return parser
+
+
+def _dashboard_options(parser: argparse._ArgumentGroup) -> None:
+    parser.add_argument("--socket", metavar="PATH", help="the supervisor's socket, also before a command")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--replay", metavar="FILE", help="show a recording instead of a supervisor")
     source.add_argument("--demo", action="store_true", help="show the recording that comes with this version")
@@ -64,15 +83,6 @@ def _dashboard_options(parser: Parser) -> None:
     parser.add_argument("--wait", type=positive, default=2.0, metavar="S", help="watch so long before the screenshot")
     parser.add_argument("--screen", type=int, choices=range(1, 8), default=1, help="open this screen first")
     parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
-
-
-def _common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one JSON object on one line")
-    parser.add_argument("--socket", metavar="PATH", default=argparse.SUPPRESS, help="the supervisor's socket")
-
-
-def _pause_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--for", dest="seconds", type=duration, metavar="2h", help="then work again by itself")
 
 
 def positive(text: str) -> float:
@@ -97,15 +107,20 @@ def duration(text: str) -> int:
     return int(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
 
 
-def foreign_verb(arguments: Sequence[str]) -> int | None:
-    """The place of a command that is not ours, behind our own options."""
-    taking_value = {"--socket", "--replay", "--screenshot", "--size", "--wait", "--screen"}
+def place_of_verb(arguments: Sequence[str]) -> int | None:
+    """Where the command stands, behind options of our own; None without a command."""
     skip = False
     for i, word in enumerate(arguments):
         if skip:
             skip = False
         elif word.startswith("-"):
-            skip = word in taking_value
+            skip = word in VALUE_OPTIONS
         else:
-            return None if word in OWN_VERBS else i
+            return i
     return None
+
+
+def own_verb(name: str) -> Verb | None:
+    """The row of a command of this wheel."""
+    verb = BY_NAME.get(name)
+    return verb if verb is not None and verb.module else None

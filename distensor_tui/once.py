@@ -54,7 +54,7 @@ class Conversation:
             if isinstance(message, Update) and message.full:
                 return apply(Snapshot(), message.data, full=True), message.data
 
-    def ask(self, method: str, params: Mapping[str, int]) -> Answer:
+    def ask(self, method: str, params: Mapping[str, object]) -> Answer:
         deadline = self._monotonic() + WITHIN_S
         self._socket.sendall(encode_request("cli", method, params))
         while True:

@@ -1,63 +1,86 @@
-"""Verbs of the other wheels, found through their entry points, so that the dashboard needs none of them."""
+"""Commands of the other wheels, found through their entry points, so that the dashboard needs none of them."""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
+
+from distensor_tui.exitcodes import ExitCode
+from distensor_tui.table import BY_NAME
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "distensor.verbs"
-USAGE, UNAVAILABLE = 64, 69
-WHEELS: Mapping[str, str] = {
-    "hub": "distensor",
-    "demo": "distensor[worker]",
-    "cloud": "distensor[cloud]",
-    "relay": "distensor",
-}
-"""Where a verb comes from, for those who do not have it."""
 
 Find: TypeAlias = "Callable[[str], EntryPoint | None]"
+VersionOf: TypeAlias = Callable[[str], "str | None"]
 
 
 def find(verb: str) -> EntryPoint | None:
-    """The entry point of a verb, when some wheel has it."""
+    """The entry point of a command, when some wheel has it."""
     from importlib.metadata import entry_points  # costs 20 ms, which no other command needs
 
     return next(iter(entry_points(group=GROUP, name=verb)), None)
 
 
-def run(verb: str, arguments: Sequence[str], own: Sequence[str], find_verb: Find = find) -> int:
-    """Run another wheel's verb with the rest of the command line, or say what is missing."""
+def version_of(wheel: str) -> str | None:
+    """The installed version of a wheel."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(wheel.partition("[")[0])
+    except PackageNotFoundError:
+        return None
+
+
+def run(verb: str, arguments: Sequence[str], find_verb: Find = find, installed: VersionOf = version_of) -> int:
+    """Run another wheel's command with the rest of the command line, or say what is missing."""
+    as_json = "--json" in arguments
     found = find_verb(verb)
     if found is None:
-        return _missing(verb, own)
+        return _missing(verb, installed, as_json=as_json)
     try:
         main = found.load()
     except ImportError as error:
-        return _say(f"'{verb}' is installed, but cannot start: {error}", f"pip install '{_wheel(verb)}'", UNAVAILABLE)
+        problem = f"'{verb}' is installed, but cannot start: {error}"
+        fix = f"pip install '{_wheel(verb)}'"
+        return say(problem, fix, code="broken_wheel", exit_code=ExitCode.UNAVAILABLE, as_json=as_json)
     return int(main(list(arguments)) or 0)
 
 
-def _missing(verb: str, own: Sequence[str]) -> int:
-    if verb in WHEELS:
-        wheel = WHEELS[verb]
-        return _say(
-            f"'{verb}' is part of the wheel {wheel}, which is not installed", f"pip install '{wheel}'", UNAVAILABLE
-        )
+def _missing(verb: str, installed: VersionOf, *, as_json: bool) -> int:
+    if verb not in BY_NAME:
+        problem, fix = f"there is no command '{verb}'", _nearest(verb)
+        return say(problem, fix, code="usage", exit_code=ExitCode.USAGE, as_json=as_json)
+    wheel = BY_NAME[verb].wheel
+    version = installed(wheel)
+    if version is None:
+        problem, fix = f"'{verb}' is part of the wheel {wheel}, which is not installed", f"pip install '{wheel}'"
+    else:
+        problem = f"'{verb}' is not part of {wheel} {version}, which is installed"
+        fix = f"a newer version may have it: pip install --upgrade '{wheel}'"
+    return say(problem, fix, code="missing_command", exit_code=ExitCode.UNAVAILABLE, as_json=as_json)
+
+
+def _nearest(verb: str) -> str:
     import difflib
 
-    near = difflib.get_close_matches(verb, [*own, *WHEELS], n=1)
-    hint = f"did you mean '{near[0]}'?" if near else "distensor --help lists the commands"
-    return _say(f"there is no command '{verb}'", hint, USAGE)
+    near = difflib.get_close_matches(verb, list(BY_NAME), n=1)
+    return f"did you mean '{near[0]}'?" if near else "distensor --help lists the commands"
 
 
 def _wheel(verb: str) -> str:
-    return WHEELS.get(verb, "distensor")
+    return BY_NAME[verb].wheel if verb in BY_NAME else "distensor"
 
 
-def _say(problem: str, fix: str, code: int) -> int:
-    sys.stderr.write(f"distensor: {problem}\n  {fix}\n")
-    return code
+def say(problem: str, fix: str, *, code: str, exit_code: int, as_json: bool) -> int:
+    """An error before any command runs: its cause, its fix, its code."""
+    if as_json:
+        error = {"code": code, "message": problem, "fix": fix}
+        sys.stdout.write(json.dumps({"v": 1, "ok": False, "error": error}, separators=(",", ":")) + "\n")
+    else:
+        sys.stderr.write(f"distensor: {problem}\n  {fix}\n  ({code}, exit {int(exit_code)})\n")
+    return exit_code

@@ -13,6 +13,7 @@ import pytest
 import repo_rules as rules
 
 import distensor
+from distensor_tui.table import VERBS
 
 SUPERVISOR = "distributions/distensor-server"
 DASHBOARD = "distributions/distensor-tui"
@@ -226,11 +227,27 @@ def test_the_console_scripts_have_one_owner_each() -> None:
     assert project(DASHBOARD)["scripts"] == {"distensor": "distensor_tui.cli:main"}
 
 
-@pytest.mark.parametrize(("verb", "target"), sorted(project(".")["entry-points"]["distensor.verbs"].items()))
+def entry_points(folder: str) -> dict[str, str]:
+    found: dict[str, str] = project(folder).get("entry-points", {}).get("distensor.verbs", {})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("verb", "target"), [pair for folder in (".", SUPERVISOR) for pair in sorted(entry_points(folder).items())]
+)
 def test_every_verb_is_there(verb: str, target: str) -> None:
     module, _, function = target.partition(":")
     assert verb.isalpha()
     assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_the_table_of_commands_names_what_the_wheels_have() -> None:
+    """A command without an entry point is marked as planned, and none is forgotten."""
+    table = {verb.name: verb.wheel.partition("[")[0] for verb in VERBS if verb.wheel and not verb.planned}
+    assert table == {
+        **dict.fromkeys(entry_points("."), "distensor"),
+        **dict.fromkeys(entry_points(SUPERVISOR), "distensor-server"),
+    }
 
 
 def test_every_requirement_has_its_exact_version() -> None:

@@ -18,7 +18,7 @@ import pytest
 import tui_fake as fake
 
 from distensor_tui import __version__, verbs
-from distensor_tui.arguments import duration, foreign_verb, size
+from distensor_tui.arguments import duration, place_of_verb, size
 from distensor_tui.cli import main
 from distensor_tui.paths import socket_path
 from distensor_tui.tty import fit_for_dashboard
@@ -118,6 +118,42 @@ def test_orders_are_sent(
     assert [(r["method"], r["params"]) for r in server.requests] == [(method, params)]
 
 
+def test_logs_are_one_a_line_without_control_characters(
+    server: fake.FakeSupervisor, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"at": 1e9, "severity": "info", "source": "hub", "text": text} for text in ("a", "two\nlines\x1b[31m")]
+    server.data["events"] = rows
+    assert main(["logs", "-n", "1", "--socket", str(path)]) == 0
+    assert capsys.readouterr().out.endswith(" info     hub        two lines␛[31m\n")
+    assert main(["logs", "--json", "--socket", str(path)]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [{"v": 1, "ok": True, "event": row} for row in rows]
+
+
+def test_followed_logs_end_with_the_supervisor(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = ({"at": 1e9, "severity": "info", "source": "hub", "text": text} for text in ("old", "new"))
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            for message in (
+                fake.HELLO,
+                {"type": "snapshot", "seq": 1, "data": fake.snapshot(events=[old])},
+                {"type": "delta", "seq": 2, "data": {"events": [old, new]}},
+            ):
+                connection.sendall(json.dumps({"type": "hello", **message}).encode() + b"\n")
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(1)
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert main(["logs", "-f", "--json", "--socket", str(path)]) == 69
+        thread.join()
+    events = [json.loads(line).get("event") for line in capsys.readouterr().out.splitlines()]
+    assert events == [old, new, None]
+
+
 def test_a_refused_order_ends_with_69_and_says_why(
     server: fake.FakeSupervisor, path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,10 +216,16 @@ def test_a_file_is_76(tmp_path: Path) -> None:
     "words", [["status", "--nonsense"], ["pause", "--for", "soon"], ["--size", "big"], ["--screen", "9"]]
 )
 def test_wrong_usage_is_64(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 64
-    assert "usage: distensor" in capsys.readouterr().err
+    assert main(words) == 64
+    said = capsys.readouterr().err
+    assert "usage: distensor" in said
+    assert "(usage, exit 64)" in said
+
+
+def test_wrong_usage_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--nonsense", "--json"]) == 64
+    value = json.loads(capsys.readouterr().out)
+    assert (value["v"], value["ok"], value["error"]["code"]) == (1, False, "usage")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,7 +274,7 @@ def test_foreign_bytes_survive_an_ascii_output(path: Path) -> None:
     assert "?tlas" in found.stdout
 
 
-# verbs of other wheels
+# commands of other wheels
 
 
 def echo(arguments: list[str]) -> int:
@@ -240,23 +282,37 @@ def echo(arguments: list[str]) -> int:
     return 7
 
 
+def entry(value: str) -> EntryPoint:
+    return EntryPoint(name="hub", value=value, group=verbs.GROUP)
+
+
 def test_another_wheels_verb_gets_the_rest_of_the_line(capsys: pytest.CaptureFixture[str]) -> None:
-    entry = EntryPoint(name="hub", value=f"{__name__}:echo", group=verbs.GROUP)
-    assert verbs.run("hub", ["--listen", "[red]"], (), lambda verb: entry) == 7
+    assert verbs.run("hub", ["--listen", "[red]"], lambda verb: entry(f"{__name__}:echo")) == 7
     assert capsys.readouterr().out == "--listen|[red]"
 
 
 @pytest.mark.parametrize(
-    ("verb", "wheel"), [("hub", "distensor"), ("demo", "distensor[worker]"), ("cloud", "distensor[cloud]")]
+    ("verb", "wheel"),
+    [("hub", "distensor"), ("demo", "distensor[worker]"), ("cloud", "distensor[cloud]"), ("auth", "distensor-server")],
 )
 def test_a_missing_wheel_is_named(verb: str, wheel: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert verbs.run(verb, [], (), lambda verb: None) == 69
+    assert verbs.run(verb, [], lambda verb: None, lambda wheel: None) == 69
     assert f"pip install '{wheel}'" in capsys.readouterr().err
 
 
+def test_a_command_that_the_installed_wheel_lacks_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert verbs.run("cloud", ["--json"], lambda verb: None, lambda wheel: "0.0.9") == 69
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["message"] == "'cloud' is not part of distensor[cloud] 0.0.9, which is installed"
+
+
+def test_the_version_of_a_wheel() -> None:
+    assert verbs.version_of("distensor[cloud]") == __version__
+    assert verbs.version_of("no-such-wheel-of-ours") is None
+
+
 def test_a_broken_wheel_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    entry = EntryPoint(name="hub", value="no_such_package_of_ours:main", group=verbs.GROUP)
-    assert verbs.run("hub", [], (), lambda verb: entry) == 69
+    assert verbs.run("hub", [], lambda verb: entry("no_such_package_of_ours:main")) == 69
     assert "no_such_package_of_ours" in capsys.readouterr().err
 
 
@@ -270,14 +326,14 @@ def test_an_unknown_verb_is_64_with_the_nearest_one(capsys: pytest.CaptureFixtur
     [
         (["hub", "--json"], 0),
         (["--socket", "x", "hub"], 2),
-        (["--socket", "hub", "status"], None),
-        (["status", "hub"], None),
+        (["--socket", "hub", "status"], 2),
+        (["status", "hub"], 0),
         (["--demo"], None),
         ([], None),
     ],
 )
-def test_where_a_foreign_verb_stands(words: list[str], place: int | None) -> None:
-    assert foreign_verb(words) == place
+def test_where_the_command_stands(words: list[str], place: int | None) -> None:
+    assert place_of_verb(words) == place
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("30m", 1800), ("2h", 7200), ("1d", 86400)])
