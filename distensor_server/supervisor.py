@@ -28,10 +28,11 @@ from distensor_server.orphans import end_orphans
 from distensor_server.owner import OwnersWish
 from distensor_server.ownlog import OwnLog
 from distensor_server.snapshot import SnapshotFile
+from distensor_server.updates import UpdateCheck
 from distensor_server.wakefulness import Wakefulness
 
 WORKER_COMMAND: Sequence[str] = (sys.executable, "-m", "distensor.node")
-FEATURES: Sequence[FeatureFactory] = (OwnLog, Wakefulness, OwnersWish, Breakers, MetricsPage)
+FEATURES: Sequence[FeatureFactory] = (OwnLog, Wakefulness, OwnersWish, Breakers, MetricsPage, UpdateCheck)
 """What every supervisor has, in the order in which refusals and gates are asked."""
 SAMPLE_SECONDS = 2.0
 PUBLISH_SECONDS = 0.25

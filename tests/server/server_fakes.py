@@ -218,6 +218,7 @@ async def supervisor_running(
     environment: Mapping[str, str] | None = None,
     detector: Detector | None = None,
     features: Sequence[FeatureFactory] = (),
+    all_features: Sequence[FeatureFactory] = FEATURES,
     clock: Clock = SYSTEM_CLOCK,
     **settings: Any,
 ) -> AsyncIterator[Running]:
@@ -244,7 +245,7 @@ async def supervisor_running(
         clock=clock,
         environment=environment,
         announce=lambda message: announced.append(dict(message)),
-        features=(*FEATURES, *features),
+        features=(*all_features, *features),
     )
     running = Running(supervisor, links[0], asyncio.create_task(supervisor.run()), announced)
     try:
