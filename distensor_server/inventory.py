@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from typing import Any
 
 from distensor.core.clock import Clock
 from distensor.core.control import DeviceKind
 from distensor.core.ids import DeviceId
 from distensor_server.config import Limits
+from distensor_server.devices.answers import Answer
 from distensor_server.devices.detect import Detector
 from distensor_server.devices.host import Host, HostSample, cpu_device, cpu_name, threads_per_worker, with_sample
-from distensor_server.devices.interpret import Answer, cuda_failed, with_nvml
 from distensor_server.devices.model import Device
+from distensor_server.devices.nvidia import refreshed, unknown_devices
 
 FIRST_REPROBE_SECONDS = 60.0
 LONGEST_REPROBE_SECONDS = 600.0
@@ -90,7 +90,7 @@ class Inventory:
             await self.detect()
 
     def wake(self) -> None:
-        """The machine slept: a device may have gone or come back, so look now."""
+        """Look for all devices now: the machine slept, or a device has come."""
         self._woken.set()
 
     async def _or_woken(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -106,16 +106,11 @@ class Inventory:
             raise results[0]
 
     def _on_nvml(self, answer: Answer) -> None:
-        memory = self._sample.memory
-        reason = cuda_failed(answer)
-        self._replace_accelerators(
-            tuple(
-                replace(device, unusable=reason, fault=True)
-                if reason and device.kind is DeviceKind.CUDA
-                else with_nvml(device, answer, memory)
-                for device in self._accelerators
-            )
-        )
+        cuda = tuple(device for device in self._accelerators if device.kind is DeviceKind.CUDA)
+        if unknown_devices(cuda, answer):
+            self.wake()
+        fresh = {device.device_id: device for device in refreshed(cuda, answer, self._sample.memory)}
+        self._replace_accelerators(tuple(fresh.get(device.device_id, device) for device in self._accelerators))
         self._on_change()
 
     def _replace_accelerators(self, found: tuple[Device, ...]) -> None:

@@ -100,3 +100,10 @@ class Picture:
     events: tuple[LoggedEvent, ...] = field(default=())
     gates: tuple[Gate, ...] = field(default=())
     """Conditions that features add to those of `nodestate.gates`."""
+    helper_pids: frozenset[int] = frozenset()
+    """Processes of ours that are no workers and may use a device."""
+
+    @property
+    def own_pids(self) -> frozenset[int]:
+        """All processes of ours that may use a device: whoever counts foreign use leaves them out."""
+        return self.helper_pids | {worker.pid for worker in self.workers if worker.pid is not None}

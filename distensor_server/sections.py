@@ -8,8 +8,7 @@ from typing import Any, TypeAlias
 
 from distensor.core.control import WorkerState
 from distensor.core.parallel import ParallelConfig, RankLayout
-from distensor.core.reading import Reading, Unavailable
-from distensor_server.devices.model import Device
+from distensor_server.devicesection import device_section, rounded
 from distensor_server.nodestate import gates, node_state
 from distensor_server.picture import JobRecord, Picture, WorkerView
 
@@ -51,34 +50,16 @@ def _hub(picture: Picture) -> Section:
     return {
         "state": link.state.value,
         "address": link.address or None,
-        "rtt_ms": _rounded(link.rtt_ms, 1),
+        "rtt_ms": rounded(link.rtt_ms, 1),
         "since": link.since,
         "next_retry_at": link.next_retry_at,
         "error": None if error is None else {"code": error.code, "message": error.message, "fix": error.fix},
     }
 
 
-_READINGS = ("utilization", "memory_used", "memory_total", "temperature_c", "power_w", "power_limit_w")
-
-
 def _devices(picture: Picture) -> Section:
-    return [_device(device, picture.workers) for device in picture.devices]
-
-
-def _device(device: Device, workers: tuple[WorkerView, ...]) -> Section:
-    readings: dict[str, Reading[float]] = {name: getattr(device, name) for name in _READINGS}
-    own = [w.worker_id for w in workers if w.assignment.device_id == device.device_id and w.life.alive]
-    return {
-        "id": device.device_id,
-        "kind": device.kind.value,
-        "name": device.name,
-        "usable": device.unusable is None,
-        "reason": device.unusable,
-        "slots": 0 if device.unusable else device.slots,
-        **{name: _rounded(reading, 3) for name, reading in readings.items()},
-        "workers": own,
-        "unavailable": {name: value.reason for name, value in readings.items() if isinstance(value, Unavailable)},
-    }
+    own = picture.own_pids
+    return [device_section(device, picture.workers, own) for device in picture.devices]
 
 
 def _workers(picture: Picture) -> Section:
@@ -181,8 +162,8 @@ def _links(worker: WorkerView) -> list[Section]:
             "to": link.peer,
             "sent": link.sent,
             "received": link.received,
-            "sent_rate": _rounded(link.sent_rate, 0),
-            "received_rate": _rounded(link.received_rate, 0),
+            "sent_rate": rounded(link.sent_rate, 0),
+            "received_rate": rounded(link.received_rate, 0),
         }
         for link in worker.links
     ]
@@ -212,10 +193,3 @@ _BUILDERS: dict[str, Callable[[Picture], Section]] = {
     "earnings": _earnings,
     "events": _events,
 }
-
-
-def _rounded(value: Reading[float] | None, digits: int) -> float | None:
-    """None where there is no reading. Rounded, so that noise below what anyone reads causes no delta."""
-    if value is None or isinstance(value, Unavailable):
-        return None
-    return value if isinstance(value, int) else round(value, digits)

@@ -51,6 +51,11 @@ class Fields:
             self._wrong(name, value, "a text")
         return clean(value if isinstance(value, str) else str(value))
 
+    def shown(self, name: str) -> str:
+        """A text or a number as text."""
+        value = self._raw.get(name)
+        return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else self.text(name)
+
     def maybe_text(self, name: str) -> str | None:
         return None if self._raw.get(name) is None else self.text(name)
 

@@ -90,6 +90,33 @@ class Device:
     power_limit_w: float | None
     workers: tuple[str, ...]
     unavailable: Mapping[str, str]
+    fault: bool = False
+    """The reason why it is not used is worth a warning."""
+    parent: str = ""
+    profile: str = ""
+    unified_memory: bool = False
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """uuid, driver, runtime, bus, cores: those that the supervisor knows."""
+    temperature_limit_c: float | None = None
+    energy_j: float | None = None
+    fan: float | None = None
+    clock_mhz: float | None = None
+    clock_limit_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    throttle: tuple[str, ...] | None = None
+    processes: tuple[DeviceProcess, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceProcess:
+    """Somebody who uses a device; `owner` is own, foreign or unknown."""
+
+    pid: int
+    name: str
+    type: str
+    memory: int | None
+    utilization: float | None
+    owner: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 from distensor_tui.fields import Fields
 from distensor_tui.model import (
     Device,
+    DeviceProcess,
     Earnings,
     Event,
     Gate,
@@ -112,6 +113,30 @@ def _device(f: Fields) -> Device:
         power_limit_w=f.number("power_limit_w"),
         workers=f.texts("workers"),
         unavailable=f.text_map("unavailable"),
+        fault=f.flag("fault"),
+        parent=f.text("parent"),
+        profile=f.text("profile"),
+        unified_memory=f.flag("unified_memory"),
+        facts={name: f.shown(name) for name in ("uuid", "driver", "runtime", "bus", "cores") if f.has(name)},
+        temperature_limit_c=f.number("temperature_limit_c"),
+        energy_j=f.number("energy_j"),
+        fan=f.number("fan"),
+        clock_mhz=f.number("clock_mhz"),
+        clock_limit_mhz=f.number("clock_limit_mhz"),
+        memory_clock_mhz=f.number("memory_clock_mhz"),
+        throttle=f.texts("throttle") if f.has("throttle") else None,
+        processes=tuple(_device_process(p) for p in f.objects("processes")) if f.has("processes") else None,
+    )
+
+
+def _device_process(f: Fields) -> DeviceProcess:
+    return DeviceProcess(
+        pid=f.count("pid"),
+        name=f.text("name"),
+        type=f.text("type"),
+        memory=f.whole("memory"),
+        utilization=f.number("utilization"),
+        owner=f.text("owner", "unknown"),
     )
 
 

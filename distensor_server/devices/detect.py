@@ -12,9 +12,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from distensor.core.reading import Unavailable
+from distensor_server.devices.answers import Answer
+from distensor_server.devices.apple import apple_devices
 from distensor_server.devices.host import HostMemory
-from distensor_server.devices.interpret import Answer, apple_devices, cuda_devices, cuda_failed
 from distensor_server.devices.model import Device
+from distensor_server.devices.nvidia import cuda_devices, cuda_failed
 from distensor_server.environment import scrubbed
 from distensor_server.exits import signal_name
 

@@ -14,7 +14,7 @@ from distensor.core.control import DeviceKind
 from distensor.core.ids import DeviceId
 from distensor.core.reading import Reading, Unavailable, value_or
 from distensor_server.devices.cgroup import CgroupLimits, read_limits
-from distensor_server.devices.model import Device
+from distensor_server.devices.model import Device, unread
 
 CPU_ID = DeviceId("cpu")
 KERNEL_COUNTERS = Path("/proc/vmstat")
@@ -84,11 +84,10 @@ def cpu_device(sample: HostSample, *, slots: int, name: str) -> Device:
         name=name,
         slots=slots,
         unusable=None if slots else "the owner offers no CPU workers (--cpu-workers 0)",
-        temperature_c=Unavailable(reason="not read on this system"),
-        power_w=Unavailable(reason="no sensor"),
-        power_limit_w=Unavailable(reason="no sensor"),
+        unified_memory=True,
+        processes=Unavailable(reason="every process uses the CPU; its load is the reading"),
     )
-    return with_sample(device, sample)
+    return unread(with_sample(device, sample), "no sensor of it is read on this system")
 
 
 def with_sample(device: Device, sample: HostSample) -> Device:

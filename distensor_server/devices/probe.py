@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from distensor_server.devices.nvml import Json, has_hardware, probe_nvml
+from distensor_server.devices.nvml import Json, Session, has_hardware, probe_nvml
 
 WATCH_SECONDS = 2.0
 
@@ -36,7 +36,7 @@ def probe_torch() -> Json:
         return {"error": {"code": 0, "message": f"torch cannot be imported: {error}", "hint": ""}}
     return {
         "version": str(torch.__version__),
-        "cuda": bool(torch.cuda.is_available()),
+        "cuda": bool(torch.version.cuda and torch.cuda.is_available()),
         "cuda_build": torch.version.cuda,
         "mps": bool(torch.backends.mps.is_available()),
         "mps_build": bool(torch.backends.mps.is_built()),
@@ -54,8 +54,9 @@ def probe_mlx() -> Json:
 def watch() -> None:
     import pynvml
 
+    session = Session(pynvml)
     while True:
-        _print(probe_nvml(pynvml))
+        _print(session.sample())
         readable, _, _ = select.select([sys.stdin], [], [], WATCH_SECONDS)
         if readable and not sys.stdin.readline():
             return

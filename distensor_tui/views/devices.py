@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distensor_tui import format as fmt
-from distensor_tui.model import Device
+from distensor_tui.model import Device, DeviceProcess
 from distensor_tui.scene import Look, View
 from distensor_tui.text import Line, Span, Tone, fill, join, line, spread
 from distensor_tui.views.draw import Column, Panel, bar, paragraph, table
@@ -115,6 +115,29 @@ def _cells(device: Device) -> list[Span | str]:
 
 def detail(device: Device) -> list[tuple[str, str]]:
     """Everything that is known of one device; what is not says why."""
+    readings = [(name, value) for name, value in _readings(device) if value]
+    missing = [(_WORDS.get(name, name), f"not available: {why}") for name, why in sorted(device.unavailable.items())]
+    return [*_identity(device), *readings, *_processes(device), *missing]
+
+
+_WORDS = {
+    "bus": "bus",
+    "clock_limit_mhz": "clock limit",
+    "clock_mhz": "clock",
+    "energy_j": "energy",
+    "memory_clock_mhz": "memory clock",
+    "memory_total": "memory total",
+    "memory_used": "memory used",
+    "power_limit_w": "power limit",
+    "power_w": "power",
+    "temperature_c": "temperature",
+    "temperature_limit_c": "heat limit",
+    "utilization": "load",
+}
+"""Names of readings as people say them; the others are words already."""
+
+
+def _identity(device: Device) -> list[tuple[str, str]]:
     facts = [
         ("device", device.id),
         ("name", device.name),
@@ -122,7 +145,47 @@ def detail(device: Device) -> list[tuple[str, str]]:
         ("usable", "yes" if device.usable else f"no: {_reason(device)}"),
         ("slots", f"{len(device.workers)} of {device.slots} taken"),
         ("workers", ", ".join(device.workers) or "none"),
-        ("load", fmt.percent(device.utilization)),
-        ("memory", fmt.memory_pair(device.memory_used, device.memory_total)),
     ]
-    return facts + [(name, f"not available: {why}") for name, why in sorted(device.unavailable.items())]
+    if device.parent:
+        facts.append(("part of", f"{device.parent}, profile {device.profile or 'unknown'}"))
+    return [*facts, *((name, value) for name, value in device.facts.items())]
+
+
+def _readings(device: Device) -> list[tuple[str, str]]:
+    """Empty texts where there is no reading: the reasons stand elsewhere."""
+    shared = " (the machine's own)" if device.unified_memory else ""
+    return [
+        ("load", "" if device.utilization is None else fmt.percent(device.utilization)),
+        (
+            "memory",
+            "" if device.memory_total is None else fmt.memory_pair(device.memory_used, device.memory_total) + shared,
+        ),
+        ("temperature", _with_limit(device.temperature_c, device.temperature_limit_c, "C", "slows down at")),
+        ("power", _with_limit(device.power_w, device.power_limit_w, "W", "limit")),
+        ("clock", _with_limit(device.clock_mhz, device.clock_limit_mhz, "MHz", "at most")),
+        ("memory clock", "" if device.memory_clock_mhz is None else f"{device.memory_clock_mhz:.0f} MHz"),
+        ("fan", "" if device.fan is None else fmt.percent(device.fan)),
+        ("energy", "" if device.energy_j is None else f"{device.energy_j / 3.6e6:.2f} kWh since the driver was loaded"),
+        ("held back by", "" if device.throttle is None else ", ".join(device.throttle) or "nothing"),
+    ]
+
+
+def _with_limit(value: float | None, limit: float | None, unit: str, words: str) -> str:
+    if value is None:
+        return ""
+    return f"{value:.0f} {unit}" + ("" if limit is None else f" ({words} {limit:.0f} {unit})")
+
+
+def _processes(device: Device) -> list[tuple[str, str]]:
+    if device.processes is None:
+        return []
+    return [("process", _process(process)) for process in device.processes] or [("process", "none")]
+
+
+def _process(process: DeviceProcess) -> str:
+    parts = [f"{process.pid} {process.name or '?'}", process.owner, process.type]
+    if process.memory is not None:
+        parts.append(fmt.memory(process.memory))
+    if process.utilization is not None:
+        parts.append(fmt.percent(process.utilization))
+    return "  ".join(parts)

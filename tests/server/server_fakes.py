@@ -32,10 +32,11 @@ from distensor.core.ids import DeviceId, Epoch, JobId, NodeId, Rank, WorkerId
 from distensor.core.parallel import ParallelConfig
 from distensor.core.reading import Unavailable
 from distensor_server.config import Settings
+from distensor_server.devices.answers import Answer
 from distensor_server.devices.detect import Detector
 from distensor_server.devices.host import HostMemory
-from distensor_server.devices.interpret import Answer, cuda_devices
 from distensor_server.devices.model import Device
+from distensor_server.devices.nvidia import cuda_devices
 from distensor_server.lifecycle import RestartPolicy
 from distensor_server.node import FeatureFactory
 from distensor_server.supervisor import FEATURES, StopMode, Supervisor

@@ -15,10 +15,11 @@ from server_fakes import eventually
 from distensor.core.clock import SYSTEM_CLOCK
 from distensor.core.reading import Unavailable
 from distensor_server.config import Limits
+from distensor_server.devices.answers import Answer
 from distensor_server.devices.detect import PROBE, Detector, read_answer
 from distensor_server.devices.host import Host, HostMemory
-from distensor_server.devices.interpret import Answer, cuda_devices
 from distensor_server.devices.model import Device
+from distensor_server.devices.nvidia import cuda_devices
 from distensor_server.devices.nvml import has_hardware
 from distensor_server.inventory import Inventory
 
@@ -117,10 +118,10 @@ async def test_watching_brings_new_readings_and_ends_when_nvml_fails(tmp_path: P
     failing = (
         "from fake_nvml import *\nimport sys\n"
         "class Nvml(FakeNvml):\n"
-        "    def nvmlInit(self):\n"
-        "        super().nvmlInit()\n"
-        "        if self.calls.count('nvmlInit') > 1:\n"
+        "    def nvmlDeviceGetCount(self):\n"
+        "        if self.calls.count('nvmlDeviceGetCount') > 0:\n"
         "            raise NVMLError(999, 'Unknown Error')\n"
+        "        return super().nvmlDeviceGetCount()\n"
         "sys.modules[__name__] = Nvml()"
     )
     answers: list[Answer] = []

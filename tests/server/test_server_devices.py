@@ -10,9 +10,10 @@ from fake_nvml import FakeNvml
 
 from distensor.core.control import DeviceKind
 from distensor.core.reading import Unavailable
+from distensor_server.devices.apple import apple_devices
 from distensor_server.devices.host import HostMemory
-from distensor_server.devices.interpret import apple_devices, cuda_devices, cuda_failed, with_nvml
-from distensor_server.devices.model import Device
+from distensor_server.devices.model import Device, readings
+from distensor_server.devices.nvidia import cuda_devices, cuda_failed, refreshed
 from distensor_server.devices.nvml import has_hardware, probe_nvml
 
 GIB = 1 << 30
@@ -32,12 +33,25 @@ def test_a_device_with_all_its_readings() -> None:
         kind=DeviceKind.CUDA,
         name="RTX 4090",
         slots=1,
+        uuid="GPU-0",
+        driver="550.54.14",
+        runtime="CUDA 12.4",
+        bus="00000000:01:00.0",
+        cores=16384,
         utilization=0.94,
         memory_used=4 * GIB,
         memory_total=24 * GIB,
         temperature_c=72.0,
+        temperature_limit_c=93.0,
         power_w=318.0,
         power_limit_w=450.0,
+        energy_j=7200.0,
+        fan=0.41,
+        clock_mhz=2520.0,
+        clock_limit_mhz=3105.0,
+        memory_clock_mhz=10501.0,
+        throttle=(),
+        processes=(),
     )
     assert device.device_id == "GPU-0"
     info = device.info()
@@ -51,6 +65,17 @@ def test_a_device_with_all_its_readings() -> None:
         ("nvmlDeviceGetTemperature", "temperature_c"),
         ("nvmlDeviceGetPowerUsage", "power_w"),
         ("nvmlDeviceGetEnforcedPowerLimit", "power_limit_w"),
+        ("nvmlDeviceGetTemperatureThreshold", "temperature_limit_c"),
+        ("nvmlDeviceGetTotalEnergyConsumption", "energy_j"),
+        ("nvmlDeviceGetFanSpeed", "fan"),
+        ("nvmlDeviceGetMaxClockInfo", "clock_limit_mhz"),
+        ("nvmlDeviceGetCurrentClocksEventReasons", "throttle"),
+        ("nvmlDeviceGetComputeRunningProcesses", "processes"),
+        ("nvmlDeviceGetUUID", "uuid"),
+        ("nvmlSystemGetDriverVersion", "driver"),
+        ("nvmlSystemGetCudaDriverVersion_v2", "runtime"),
+        ("nvmlDeviceGetPciInfo", "bus"),
+        ("nvmlDeviceGetNumGpuCores", "cores"),
     ],
 )
 def test_a_field_that_the_driver_lacks_is_not_available_with_its_reason(function: str, field: str) -> None:
@@ -62,12 +87,19 @@ def test_a_field_that_the_driver_lacks_is_not_available_with_its_reason(function
 def test_unified_memory_uses_the_memory_of_the_machine() -> None:
     (device,) = detect(FakeNvml(name=b"NVIDIA GB10", errors={"nvmlDeviceGetMemoryInfo": NOT_SUPPORTED}))
     assert (device.name, device.memory_total, device.memory_used) == ("NVIDIA GB10", 128 * GIB, 28 * GIB)
+    assert device.unified_memory
     assert device.info().memory_bytes == 128 * GIB
 
 
 def test_every_field_may_be_missing_at_once() -> None:
-    names = ("UUID", "Name", "MemoryInfo", "UtilizationRates", "Temperature", "PowerUsage", "EnforcedPowerLimit")
-    (device,) = detect(FakeNvml(errors={f"nvmlDeviceGet{name}": NOT_SUPPORTED for name in names}))
+    asked = FakeNvml()
+    detect(asked)
+    unknown = {name for name in asked.calls if name not in ("nvmlInit", "nvmlShutdown") and "GetCount" not in name}
+    (device,) = detect(FakeNvml(errors=dict.fromkeys(unknown - {"nvmlDeviceGetHandleByIndex"}, NOT_SUPPORTED)))
+    assert {type(value) for name, value in readings(device).items() if not name.startswith("memory_")} <= {
+        Unavailable,
+        str,
+    }
     assert (device.device_id, device.name, device.unusable) == ("cuda:0", "NVIDIA GPU 0", None)
     assert device.info().memory_bytes == 128 * GIB
 
@@ -131,19 +163,21 @@ def test_nvml_without_devices() -> None:
 
 
 def test_new_readings_replace_old_ones_and_keep_the_verdict() -> None:
-    (device,) = detect(FakeNvml(), {**TORCH, "cuda": False})
+    devices = detect(FakeNvml(), {**TORCH, "cuda": False})
     hot = FakeNvml()
     hot.nvmlDeviceGetTemperature = lambda _handle, _sensor: 90  # type: ignore[method-assign]
-    newer = with_nvml(device, probe_nvml(hot), MEMORY)
+    (newer,) = refreshed(devices, probe_nvml(hot), MEMORY)
     assert newer.temperature_c == 90.0
-    assert newer.unusable == device.unusable
-    assert with_nvml(device, Unavailable(reason="x"), MEMORY) is device
+    assert newer.unusable == devices[0].unusable
 
 
 def test_when_nvml_stops_answering() -> None:
     assert cuda_failed(probe_nvml(FakeNvml())) is None
     assert "NVML error 999" in (cuda_failed(probe_nvml(FakeNvml(errors={"nvmlInit": (999, "Unknown Error")}))) or "")
     assert cuda_failed(Unavailable(reason="silent")) == "silent"
+    (device,) = refreshed(detect(FakeNvml()), Unavailable(reason="silent"), MEMORY)
+    assert (device.unusable, device.fault) == ("silent", True)
+    assert device.utilization == device.processes == Unavailable(reason="silent"), "no reading of the past"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from distensor.comm import LinkError, LinkState, LinkStatus
 from distensor.core.control import Assignment, DeviceKind, Earnings, WorkerState
 from distensor.core.ids import DeviceId, NodeId
 from distensor.core.reading import Unavailable
-from distensor_server.devices.model import Device
+from distensor_server.devices.model import FACTS, LISTS, NUMBERS, Device, DeviceProcess
 from distensor_server.lifecycle import Life
 from distensor_server.messages import Progress
 from distensor_server.nodestate import NodeState, gates, node_state
@@ -154,6 +154,9 @@ RUNNING = picture(
 )
 
 
+UNREAD = {*NUMBERS, *FACTS, *LISTS} - {"memory_used", "memory_total"}
+
+
 def test_all_sections_word_for_word() -> None:
     sections = build_sections(RUNNING, state_since=8.0)
     assert sections == json.loads(json.dumps(sections, allow_nan=False))
@@ -189,15 +192,16 @@ def test_all_sections_word_for_word() -> None:
             "name": "CPU",
             "usable": True,
             "reason": None,
+            "fault": False,
             "slots": 2,
-            "utilization": None,
+            "parent": None,
+            "profile": None,
+            "unified_memory": False,
+            **dict.fromkeys(UNREAD),
             "memory_used": 40,
             "memory_total": 100,
-            "temperature_c": None,
-            "power_w": None,
-            "power_limit_w": None,
             "workers": ["w_j_1_1_0"],
-            "unavailable": dict.fromkeys(("utilization", "temperature_c", "power_w", "power_limit_w"), "not read yet"),
+            "unavailable": dict.fromkeys(UNREAD, "not read yet"),
         }
     ]
     assert sections["workers"][0] == {
@@ -290,3 +294,21 @@ def test_only_what_changed_is_sent_and_whole() -> None:
     assert changed_sections(before, before) == {}
     assert changed_sections(before, after) == {"earnings": after["earnings"]}
     assert changed_sections({}, after) == after
+
+
+def test_a_device_tells_its_readings_and_whose_its_processes_are() -> None:
+    processes = (
+        DeviceProcess(pid=7, name="python", type="compute", memory=5, utilization=0.251),
+        DeviceProcess(pid=8, name="game", type="graphics", memory=Unavailable(reason="x")),
+        DeviceProcess(pid=9, name=Unavailable(reason="x"), type="compute", memory=1),
+    )
+    gpu = replace(CPU, processes=processes, throttle=("heat",), clock_mhz=2520.4, driver="550.54.14")
+    mine = worker(pid=7)
+    (device,) = build_sections(picture(devices=(gpu,), workers=(mine,), helper_pids=frozenset({8})), 0.0)["devices"]
+    assert device["processes"] == [
+        {"pid": 7, "name": "python", "type": "compute", "memory": 5, "utilization": 0.25, "owner": "own"},
+        {"pid": 8, "name": "game", "type": "graphics", "memory": None, "utilization": None, "owner": "own"},
+        {"pid": 9, "name": None, "type": "compute", "memory": 1, "utilization": None, "owner": "unknown"},
+    ]
+    assert (device["throttle"], device["clock_mhz"], device["driver"]) == (["heat"], 2520, "550.54.14")
+    assert "throttle" not in device["unavailable"]
