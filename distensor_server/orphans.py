@@ -54,20 +54,29 @@ class WorkerRegistry:
         write_json(self._path, {"v": 1, "mark": self.mark, "workers": workers}, outlives_power=False)
 
 
-def end_orphans(path: Path) -> int:
-    """End the processes that the file at `path` speaks of, wait until they are gone, and return how many there were."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Orphans:
+    """What was found of a former life."""
+
+    ended: int = 0
+    stuck: tuple[int, ...] = ()
+    """Process ids that stayed after SIGKILL: they sit in a driver."""
+
+
+def end_orphans(path: Path) -> Orphans:
+    """End the processes that the file at `path` speaks of, whatever they ignore, and wait until they are gone."""
     left = read_json(path)
     if left is None:
-        return 0
+        return Orphans()
     mark = left.get("mark")
     recorded = _recorded(left.get("workers"))
     found = list(_living(mark if isinstance(mark, str) and len(mark) == 32 else None, recorded))
     for process in found:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             process.kill()
-    psutil.wait_procs(found, timeout=END_WITHIN)
+    gone, alive = psutil.wait_procs(found, timeout=END_WITHIN)
     remove(path)
-    return len(found)
+    return Orphans(ended=len(gone), stuck=tuple(process.pid for process in alive))
 
 
 def _recorded(workers: object) -> dict[int, float]:

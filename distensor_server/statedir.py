@@ -75,9 +75,25 @@ class StateDirectory:
                 f"state directory {self.root} is in use by another supervisor (process {owner or 'unknown'}); "
                 "stop that one first, or give this one its own --state"
             ) from error
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._lock_fd = fd
+        with contextlib.suppress(OSError):  # only for the words of the message above; a full disk does not matter
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+
+    def set_aside_damaged(self) -> list[Path]:
+        """Move every file of ours away that a crash of the disk tore; returns their former paths.
+
+        The credential is left: its reader says what to do about it.
+        """
+        damaged = [
+            path
+            for path in sorted(self.root.glob("*.json"))
+            if path != self.credential and path.is_file() and read_json(path) is None
+        ]
+        for path in damaged:
+            with contextlib.suppress(OSError):
+                path.replace(path.with_name(f"{path.name}.damaged"))
+        return damaged
 
     def close(self) -> None:
         if self._lock_fd is not None:

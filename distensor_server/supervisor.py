@@ -120,16 +120,26 @@ class Supervisor:
 
     def _recover(self) -> None:
         node = self.node
-        ended = end_orphans(node.state.workers)
-        if ended:
-            node.journal.add("warning", "supervisor", f"ended {ended} workers that a former supervisor left behind")
-        node.registry.begin()
+        for path in node.state.set_aside_damaged():
+            node.journal.add("warning", "supervisor", f"{path} was damaged: kept as {path.name}.damaged, begun anew")
+        self._end_former_life()
+        node.journal.guarded(node.registry.begin)
         for feature in node.features:
             feature.open()
         node.reconsider()
         node.books.open()
         for unit in node.books.recent():
             node.link.claim(unit)
+
+    def _end_former_life(self) -> None:
+        orphans = end_orphans(self.node.state.workers)
+        if orphans.ended:
+            text = f"ended {orphans.ended} workers that a former supervisor left behind"
+            self.node.journal.add("warning", "supervisor", text)
+        if orphans.stuck:
+            pids = ", ".join(map(str, orphans.stuck))
+            text = f"workers of a former supervisor do not end, not even by SIGKILL: {pids}; their devices may be stuck"
+            self.node.journal.add("error", "supervisor", text)
 
     async def _serve(self) -> None:
         self._announce({"event": "ready", "socket": str(self._settings.socket_path), "pid": os.getpid()})

@@ -13,7 +13,7 @@ import pytest
 from server_fakes import Client, alive, wait_until
 from server_processes import Child, closing, kill_all, sections, start_with_fake_workers, worker_pids
 
-from distensor_server.orphans import WorkerRegistry, end_orphans
+from distensor_server.orphans import Orphans, WorkerRegistry, end_orphans
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
 
@@ -78,12 +78,12 @@ def test_a_process_of_somebody_else_is_never_ended(short_dir: Path) -> None:
         started = str(psutil.Process(sleeper.pid).create_time())
         assert started in text
         (short_dir / "workers.json").write_text(text.replace(started, str(float(started) - 100)))
-        assert end_orphans(short_dir / "workers.json") == 0
+        assert end_orphans(short_dir / "workers.json") == Orphans()
         assert alive(sleeper.pid)
         (short_dir / "workers.json").write_text(text)
-        assert end_orphans(short_dir / "workers.json") == 1
+        assert end_orphans(short_dir / "workers.json") == Orphans(ended=1)
         assert not alive(sleeper.pid) or sleeper.process.wait(5) == -signal.SIGKILL
-        assert end_orphans(short_dir / "workers.json") == 0
+        assert end_orphans(short_dir / "workers.json") == Orphans()
 
 
 def test_sigterm_drains_and_the_exit_is_clean(short_dir: Path) -> None:

@@ -236,7 +236,7 @@ async def test_many_short_jobs_leave_no_zombie_no_descriptor_and_no_thread(short
         for number in range(3):
             await one(running, number)
         before = me.num_fds(), me.num_threads()
-        for number in range(3, 25):
+        for number in range(3, 50):
             await one(running, number)
         assert not [child for child in me.children() if child.status() == psutil.STATUS_ZOMBIE]
         assert me.num_fds() <= before[0] + 1
