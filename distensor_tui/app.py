@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from datetime import tzinfo
 from typing import Protocol
@@ -19,17 +19,15 @@ from textual.widget import Widget
 from distensor_tui.absence import Absence
 from distensor_tui.clock import Now
 from distensor_tui.fields import clean
+from distensor_tui.frame import frame
 from distensor_tui.glyphs import UNICODE, Glyphs
 from distensor_tui.history import remember
+from distensor_tui.keys import paste, press
 from distensor_tui.palette import BACKGROUND, styles
-from distensor_tui.scene import Feed, Link, Look, Screen, Toast, Ui, View
+from distensor_tui.scene import Ask, Copy, Effect, Feed, Link, Look, Place, Quit, Say, Scene, Screen, Toast, Ui, View
 from distensor_tui.sections import apply
 from distensor_tui.text import Line, Tone, changed_cells, merged, plain
-from distensor_tui.ui import Ask, Copy, Effect, Quit, press
-from distensor_tui.views.frame import frame
 from distensor_tui.views.hits import key_at
-from distensor_tui.views.overlays import selected
-from distensor_tui.views.pages import row_count
 from distensor_tui.wire import Answer, Hello, Update
 
 PAINT_EVERY_S = 0.5
@@ -38,13 +36,15 @@ AGES_EVERY_S = 10.0
 LOADING_AFTER_S = 0.2
 NEVER = float("-inf")
 TOAST_S = 6.0
+LONGEST_COPY = 50_000
+"""Terminals drop a longer OSC 52 sequence, or hang on it."""
 
 
 class Source(Protocol):
     """A supervisor or a recording."""
 
     async def run(self) -> None: ...
-    async def ask(self, method: str, params: dict[str, int] | None = None) -> Answer: ...
+    async def ask(self, method: str, params: Mapping[str, object] | None = None) -> Answer: ...
 
 
 class Canvas(Widget):
@@ -113,7 +113,7 @@ class Dashboard(App[int], inherit_bindings=False):
         self._now, self._monotonic, self._zone, self._glyphs = now, monotonic, zone, glyphs
         self._source: Source | None = None
         self._view = View(feed=Feed(source=name))
-        self._ui = Ui(screen=screen)
+        self._ui = Ui(place=Place(screen=screen))
         self._canvas = Canvas(self._resized)
         self._painted_at = NEVER
         self._data_shown = False
@@ -190,9 +190,13 @@ class Dashboard(App[int], inherit_bindings=False):
     def on_mouse_scroll_up(self) -> None:
         self._press("up", None)
 
+    def on_paste(self, event: events.Paste) -> None:
+        event.stop()
+        self._ui = paste(self._scene(), event.text)
+        self._paint()
+
     def _press(self, key: str, character: str | None) -> None:
-        rows = row_count(self._view, self._look(), self._ui)
-        self._ui, effect = press(self._ui, key, character, rows)
+        self._ui, effect = press(self._scene(), key, character)
         self._carry_out(effect)
         self._paint()
 
@@ -200,29 +204,33 @@ class Dashboard(App[int], inherit_bindings=False):
         if isinstance(effect, Quit):
             self.exit(0)
         elif isinstance(effect, Copy):
-            self._copy()
+            self.copy_to_clipboard(effect.text[:LONGEST_COPY])
+            self._toast("Copied." if len(effect.text) <= LONGEST_COPY else "Copied the beginning.", Tone.GOOD)
+        elif isinstance(effect, Say):
+            self._toast(effect.text, effect.tone)
         elif isinstance(effect, Ask) and self._source is not None:
             self._start(self._ask(self._source, effect))
 
     async def _ask(self, source: Source, effect: Ask) -> None:
         answer = await source.ask(effect.method, dict(effect.params))
-        if answer.ok:
-            self._toast(effect.done, Tone.GOOD)
+        if effect.then is not None:
+            self._ui = effect.then(self._scene(), answer)
+            self._paint()
+        elif answer.ok:
+            self._ui = replace(self._ui, undo=effect.undo)
+            self._toast(f"{effect.done} Undo: u" if effect.undo else effect.done, Tone.GOOD)
         else:
             fix = f" ({answer.fix})" if answer.fix else ""
             self._toast(f"{effect.method} failed: {answer.message or answer.code or 'no reason given'}{fix}", Tone.BAD)
-
-    def _copy(self) -> None:
-        facts = selected(self._view, self._look(), self._ui)
-        if facts:
-            self.copy_to_clipboard("\n".join(f"{name}: {value}" for name, value in facts))
-            self._toast("Copied.", Tone.GOOD)
 
     def _toast(self, text: str, tone: Tone) -> None:
         self._ui = replace(self._ui, toast=Toast(text=clean(text), tone=tone, until=self._monotonic() + TOAST_S))
         self._paint()
 
     # painting
+
+    def _scene(self) -> Scene:
+        return Scene(view=self._view, look=self._look(), ui=self._ui)
 
     def _look(self) -> Look:
         size = self._canvas.size
@@ -262,7 +270,7 @@ class Dashboard(App[int], inherit_bindings=False):
         if self._canvas.is_attached:
             self._painted_at = self._monotonic()
             self._data_shown = self._view.has_data
-            self._canvas.show(frame(self._view, self._look(), self._ui))
+            self._canvas.show(frame(self._scene()))
 
     def _start(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

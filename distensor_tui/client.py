@@ -74,7 +74,7 @@ class Client:
                 self._sink.on_lost(lost.why, delay)
             await self._sleep(delay)
 
-    async def ask(self, method: str, params: Mapping[str, int] | None = None) -> Answer:
+    async def ask(self, method: str, params: Mapping[str, object] | None = None) -> Answer:
         """Send a request; an answer always comes, an unsuccessful one when the supervisor is gone."""
         if self._writer is None:
             return GONE

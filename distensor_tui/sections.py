@@ -37,7 +37,8 @@ def apply(snapshot: Snapshot, data: Mapping[str, Any], *, full: bool) -> Snapsho
     changes: dict[str, Any] = {}
     for name, read in _SECTIONS.items():
         if name in data:
-            changes[name] = None if data[name] is None else read(data[name], problems)
+            absent: Any = {} if name == "unavailable" else None
+            changes[name] = absent if data[name] is None else read(data[name], problems)
     if not changes and not full:
         return base
     kept = tuple(p for p in base.problems if p.split(".")[0].split("[")[0].split(":")[0] not in changes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from distensor_tui import format as fmt
@@ -49,12 +48,6 @@ def severity(event: Event, look: Look) -> tuple[str, Tone]:
     if event.severity is Severity.WARNING:
         return look.glyphs.warn, Tone.WARN
     return look.glyphs.info, Tone.DIM
-
-
-def matching(events: Sequence[Event], words: str) -> list[Event]:
-    """Events that contain the filter, in any part and any case."""
-    wanted = words.lower()
-    return [e for e in events if wanted in f"{e.severity} {e.source} {e.text}".lower()]
 
 
 def detail(event: Event, look: Look) -> list[tuple[str, str]]:

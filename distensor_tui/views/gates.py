@@ -72,3 +72,14 @@ def page(view: View, size: int, look: Look) -> list[Line]:
         for gate in gates
     ]
     return table(COLUMNS, rows, size)
+
+
+def detail(gate: Gate, look: Look) -> list[tuple[str, str]]:
+    """Everything that is known of one gate."""
+    return [
+        ("gate", label(gate)),
+        ("is", "open" if gate.open else "CLOSED"),
+        ("reading", gate.reading),
+        ("limit", gate.limit or "-"),
+        ("next change", next_change(gate, look) or "-"),
+    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from distensor_tui import __version__
 from distensor_tui import format as fmt
 from distensor_tui.model import Gate, Hub, HubState, Node, NodeState
@@ -98,15 +100,28 @@ def _money(view: View) -> Line:
     return line(("today ", Tone.DIM), (f"{fmt.short_credits(earnings.today_micro)} cr", Tone.GOOD))
 
 
-def notice(view: View, look: Look, ui: Ui) -> Line:
+Notice = tuple[Tone, str]
+"""Something that the user should know, and how bad it is."""
+
+
+def notice(view: View, look: Look, ui: Ui, notices: Sequence[Notice]) -> Line:
     """The one line that says what matters most now, or what comes next."""
     if ui.toast is not None:
         return pad(line(" ", (ui.toast.text, ui.toast.tone)), look.width)
-    tone, text = (
-        (_stale(view, look) or _trouble(view, look) or _coming(view, look)) if view.has_data else (Tone.DIM, "")
-    )
+    tone, text = notices[0] if notices else _coming(view, look) if view.has_data else (Tone.DIM, "")
+    others = len(notices) - 1
+    more = line((f"{fmt.plural(others, 'more notice')}: ", Tone.DIM), ("n", Tone.KEY), " ") if others > 0 else EMPTY
     mark = {Tone.BAD: look.glyphs.no, Tone.WARN: look.glyphs.warn}.get(tone, look.glyphs.right)
-    return pad(line((f" {mark} {_fitting(text, look.width - 3)}", tone)) if text else EMPTY, look.width)
+    said = line((f" {mark} {_fitting(text, look.width - 4 - width(more))}", tone)) if text else EMPTY
+    return spread(said, more, look.width) if more else pad(said, look.width)
+
+
+def troubles(view: View, look: Look) -> list[Notice]:
+    """What is wrong, the worst first."""
+    if not view.has_data:
+        return []
+    first = (_stale(view, look), _hub_trouble(view.snapshot.hub, look), _state_trouble(view, look))
+    return [said for said in first if said is not None] + _worker_troubles(view) + _unread(view)
 
 
 def _fitting(text: str, size: int) -> str:
@@ -117,7 +132,7 @@ def _fitting(text: str, size: int) -> str:
     return "; ".join(parts)
 
 
-Said = tuple[Tone, str] | None
+Said = Notice | None
 
 
 def _stale(view: View, look: Look) -> Said:
@@ -130,10 +145,6 @@ def _stale(view: View, look: Look) -> Said:
         since = f"; as of {fmt.hour(feed.last_at, look.zone)}, {fmt.span(look.now - feed.last_at)} ago"
     fix = f"; {' '.join(feed.absence.fix[0].split())}" if feed.absence else ""
     return Tone.BAD, f"{title}{since}{fix}"
-
-
-def _trouble(view: View, look: Look) -> Said:
-    return _hub_trouble(view.snapshot.hub, look) or _state_trouble(view, look) or _worker_trouble(view) or _unread(view)
 
 
 def _hub_trouble(hub: Hub | None, look: Look) -> Said:
@@ -189,18 +200,17 @@ def _device_reason(view: View) -> str:
     return ""
 
 
-def _worker_trouble(view: View) -> Said:
-    for worker in view.snapshot.workers or ():
-        if worker.state in ("broken", "backoff", "exited") and worker.last_exit:
-            return Tone.WARN, f"Worker of rank {worker.rank}: {worker.state}, last exit: {worker.last_exit}"
-    return None
+def _worker_troubles(view: View) -> list[Notice]:
+    return [
+        (Tone.WARN, f"Worker of rank {worker.rank}: {worker.state}, last exit: {worker.last_exit}")
+        for worker in view.snapshot.workers or ()
+        if worker.state in ("broken", "backoff", "exited") and worker.last_exit
+    ]
 
 
-def _unread(view: View) -> Said:
-    problems = view.snapshot.problems
-    if not problems:
-        return None
-    return Tone.WARN, f"Part of the supervisor's data was not understood: {problems[0]}"
+def _unread(view: View) -> list[Notice]:
+    said = "Part of the supervisor's data was not understood: "
+    return [(Tone.WARN, said + problem) for problem in view.snapshot.problems[:1]]
 
 
 def _coming(view: View, look: Look) -> tuple[Tone, str]:
@@ -219,17 +229,16 @@ def _coming(view: View, look: Look) -> tuple[Tone, str]:
     return Tone.DIM, f"All well: {name} is at step {job.step:,}{total}{when}{after}"
 
 
-def footer(look: Look, ui: Ui) -> Line:
+def footer(look: Look, ui: Ui, keys: Sequence[tuple[str, str]]) -> Line:
     if ui.typing:
-        keys = line(
+        shown = line(
             ("  filter: ", Tone.DIM), (ui.filter + "_", Tone.STRONG), ("   Enter keeps it, Esc drops it", Tone.DIM)
         )
-        return pad(keys, look.width)
+        return pad(shown, look.width)
     screens = [_key(str(int(s)), s.title, active=s is ui.screen) for s in Screen]
-    actions = [_key(*pair) for pair in (("p", "pause"), ("r", "resume"), ("d", "drain"), ("w", "why"))]
-    last = [_key("?", "help"), _key("q", "quit view")]
-    candidates = [(screens, [*actions, *last], gap) for gap in ("  ", " ")]
-    candidates += [(_digits(ui), [*actions, *last], "  "), ([], [*actions, *last], "  ")]
+    actions = [_key(*pair) for pair in keys]
+    candidates = [(screens, actions, gap) for gap in ("  ", " ")]
+    candidates += [(_digits(ui), actions, "  "), ([], actions, "  ")]
     bars = [_bar(first, second, gap) for first, second, gap in candidates]
     return pad(next((b for b in bars if width(b) <= look.width), bars[-1]), look.width)
 

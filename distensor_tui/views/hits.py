@@ -6,7 +6,7 @@ from distensor_tui.text import Line, Tone, cells
 
 _NEIGHBOURS = {Tone.TITLE: (1,), Tone.BORDER: ()}
 """Where the key stands from the clicked part: before its label, but behind a panel's title."""
-_NAMES = {"?": "question_mark", "Esc": "escape", "Enter": "enter", "/": "slash"}
+_NAMES = {"?": "question_mark", "Esc": "escape", "Enter": "enter", "/": "slash", ":": "colon"}
 
 
 def key_at(row: Line, x: int) -> str | None:

@@ -16,7 +16,7 @@ from textual.pilot import Pilot
 from distensor_tui.app import Canvas, Dashboard
 from distensor_tui.client import Client
 from distensor_tui.clock import system_monotonic
-from distensor_tui.scene import Link, Overlay, Screen
+from distensor_tui.scene import Link, Screen
 
 pytestmark = pytest.mark.asyncio
 
@@ -105,7 +105,7 @@ async def test_escape_sends_nothing(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("keys", "method", "says"),
-    [(("d", "y"), "drain", "Draining"), (("r",), "resume", "Resumed."), (("p", "2"), "pause", "until")],
+    [(("d", "y"), "drain", "Draining"), (("r",), "resume", "Resumed."), (("p", "3"), "pause", "until")],
 )
 async def test_orders(path: Path, keys: tuple[str, ...], method: str, says: str) -> None:
     async with live(path) as (app, pilot, server):
@@ -196,7 +196,7 @@ async def test_it_opens_on_the_wanted_screen(path: Path) -> None:
         async with app.run_test(size=(80, 24)) as pilot:
             await until(pilot, lambda: "checkpoint of step" in app.screen_text())
             assert "newest first" in app.screen_text()
-            assert app._ui.overlay is Overlay.NONE
+            assert app._ui.dialog is None
 
 
 async def test_the_first_data_is_painted_at_once(path: Path) -> None:

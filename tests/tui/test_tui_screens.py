@@ -18,16 +18,29 @@ import pytest
 import tui_fake as fake
 
 from distensor_tui import absence
+from distensor_tui.frame import dialog, frame
 from distensor_tui.glyphs import ASCII, UNICODE, Glyphs
 from distensor_tui.history import History, remember
+from distensor_tui.keys import HELP, NOTICES, PALETTE, WHY
 from distensor_tui.model import NodeState, Snapshot
-from distensor_tui.scene import Feed, Link, Look, Overlay, Screen, Toast, Ui, View
+from distensor_tui.orders import DRAIN, PAUSE, UNTIL
+from distensor_tui.scene import Dialog, Feed, Link, Look, Scene, Screen, Toast, Ui, View
+from distensor_tui.screens.page import details
+from distensor_tui.screens.table import SCREENS
 from distensor_tui.sections import apply
 from distensor_tui.text import Tone, plain, width
-from distensor_tui.views.frame import frame
-from distensor_tui.views.overlays import overlay
 from distensor_tui.wire import Hello
 
+DIALOGS: dict[str, Dialog] = {
+    "help": HELP,
+    "pause": PAUSE,
+    "until": UNTIL,
+    "drain": DRAIN,
+    "why": WHY,
+    "notices": NOTICES,
+    "palette": PALETTE,
+    "detail": details(SCREENS[Screen.DEVICES]),
+}
 GOLDEN = Path(__file__).parent / "golden"
 SIZES = [(80, 24), (120, 40), (200, 60)]
 SOCKET = Path("/run/user/1000/distensor/supervisor.sock")
@@ -116,8 +129,16 @@ def look(size: tuple[int, int], glyphs: Glyphs = UNICODE) -> Look:
     return Look(width=size[0], height=size[1], now=fake.NOW, zone=UTC, glyphs=glyphs)
 
 
+def scene(view: View, size: tuple[int, int], ui: Ui | None = None, glyphs: Glyphs = UNICODE) -> Scene:
+    return Scene(view=view, look=look(size, glyphs), ui=ui or Ui())
+
+
+def on(screen: Screen, cursor: int = 0) -> Ui:
+    return Ui().at(screen=screen, cursor=cursor)
+
+
 def text(view: View, size: tuple[int, int], ui: Ui | None = None, glyphs: Glyphs = UNICODE) -> str:
-    lines = frame(view, look(size, glyphs), ui or Ui())
+    lines = frame(scene(view, size, ui, glyphs))
     assert len(lines) == size[1]
     assert {width(row) for row in lines} <= {size[0]}
     return "\n".join(plain(row).rstrip() for row in lines) + "\n"
@@ -140,12 +161,12 @@ def test_home(name: str, size: tuple[int, int]) -> None:
 @pytest.mark.parametrize("screen", list(Screen)[1:], ids=lambda screen: screen.title)
 @pytest.mark.parametrize("name", ["earning", "idle", "crowd"])
 def test_other_screens(name: str, screen: Screen) -> None:
-    compare(f"{screen.title.lower()}-{name}-100x30", text(VIEWS[name](), (100, 30), Ui(screen=screen)))
+    compare(f"{screen.title.lower()}-{name}-100x30", text(VIEWS[name](), (100, 30), on(screen)))
 
 
-@pytest.mark.parametrize("lid", list(Overlay)[1:], ids=str)
-def test_boxes_over_the_screen(lid: Overlay) -> None:
-    compare(f"box-{lid}-80x24", text(live(), (80, 24), Ui(overlay=lid, screen=Screen.DEVICES)))
+@pytest.mark.parametrize("name", DIALOGS)
+def test_boxes_over_the_screen(name: str) -> None:
+    compare(f"box-{name}-80x24", text(live(), (80, 24), on(Screen.DEVICES).shows(DIALOGS[name])))
 
 
 def test_without_utf8_nothing_but_ascii() -> None:
@@ -185,9 +206,10 @@ def test_a_killed_worker_shows_its_exit_reason() -> None:
 
 
 def test_the_pause_box_says_the_consequence() -> None:
-    lid = overlay(live(), look((80, 24)), Ui(overlay=Overlay.PAUSE))
+    lid = dialog(scene(live(), (80, 24), Ui(dialog=PAUSE)))
     shown = " ".join("".join(plain(row) for row in lid).replace("│", " ").split())
-    assert "2 workers of llama-1b end here" in shown
+    assert "2 running workers of llama-1b are drained within 10 s" in shown
+    assert "You earn nothing until this node works again" in shown
     assert "for one hour, until 15:13" in shown
 
 
@@ -197,7 +219,7 @@ def test_a_toast_takes_the_place_of_the_notice() -> None:
 
 
 def test_a_stale_screen_says_as_of_and_is_grey() -> None:
-    lines = frame(VIEWS["stale"](), look((120, 40)), Ui())
+    lines = frame(scene(VIEWS["stale"](), (120, 40)))
     shown = "\n".join(plain(row) for row in lines)
     assert "as of 14:12, 38 s ago" in shown
     assert "[atlas-3:1]" in shown
@@ -222,8 +244,8 @@ ODD_SIZES = [(1, 1), (2, 3), (10, 3), (40, 10), (59, 15), (60, 14), (60, 15), (6
 
 @pytest.mark.parametrize(
     "ui",
-    [*(Ui(screen=screen, cursor=99) for screen in Screen), *(Ui(overlay=lid) for lid in list(Overlay)[1:])],
-    ids=lambda ui: f"{ui.screen.title}-{ui.overlay}",
+    [*(on(screen, cursor=99) for screen in Screen), *(on(Screen.DEVICES).shows(lid) for lid in DIALOGS.values())],
+    ids=lambda ui: f"{ui.screen.title}-{ui.dialog.title if ui.dialog else ''}",
 )
 def test_every_size_can_be_drawn(ui: Ui) -> None:
     for size in ODD_SIZES:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from test_tui_wire import JSON
 
 from distensor_tui.fields import clean
+from distensor_tui.frame import frame
 from distensor_tui.model import HubState, NodeState, Severity, Snapshot
-from distensor_tui.scene import Feed, Link, Look, Screen, Ui, View
+from distensor_tui.scene import Feed, Link, Look, Scene, Screen, Ui, View
 from distensor_tui.sections import apply
 from distensor_tui.text import width
-from distensor_tui.views.frame import frame
 
 
 def read(**sections: Any) -> Snapshot:
@@ -114,6 +114,11 @@ def _mutated(data: st.DataObject) -> dict[str, Any]:
 def test_whatever_comes_every_screen_can_be_drawn(data: st.DataObject, screen: Screen, size: tuple[int, int]) -> None:
     raw = data.draw(SECTION) if data.draw(st.booleans()) else _mutated(data)
     view = View(feed=Feed(link=Link.LIVE), snapshot=apply(Snapshot(), raw, full=True))
-    lines = frame(view, Look(width=size[0], height=size[1], now=fake.NOW, zone=UTC), Ui(screen=screen))
+    look = Look(width=size[0], height=size[1], now=fake.NOW, zone=UTC)
+    lines = frame(Scene(view=view, look=look, ui=Ui().at(screen=screen)))
     assert len(lines) == size[1]
     assert {width(row) for row in lines} == {size[0]}
+
+
+def test_a_snapshot_that_says_nothing_about_reasons_has_none() -> None:
+    assert read(unavailable=None).unavailable == {}

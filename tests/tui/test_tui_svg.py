@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
-from test_tui_screens import VIEWS, look
+from test_tui_screens import VIEWS, scene
 
+from distensor_tui.frame import frame
 from distensor_tui.palette import COLOURS, PILLS, styles
-from distensor_tui.scene import Ui
 from distensor_tui.svg import CELL_W, MARGIN, picture
 from distensor_tui.text import Tone, line
-from distensor_tui.views.frame import frame
 
 TEXT = "{http://www.w3.org/2000/svg}text"
 
@@ -20,7 +19,7 @@ def texts(svg: str) -> list[str]:
 
 
 def test_every_word_of_the_frame_is_in_the_picture() -> None:
-    shown = " ".join(texts(picture(frame(VIEWS["earning"](), look((120, 40)), Ui()), "atlas-3")))
+    shown = " ".join(texts(picture(frame(scene(VIEWS["earning"](), (120, 40))), "atlas-3")))
     for word in ("EARNING", "NVIDIA RTX 4090", "[atlas-3:1]", "2.1 MB/s", "quit view"):
         assert word in shown, word
 

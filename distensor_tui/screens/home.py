@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from distensor_tui.scene import Look, View
+from distensor_tui.scene import Look, Scene, Screen, View
+from distensor_tui.screens.page import ScreenSpec
 from distensor_tui.text import Line
 from distensor_tui.views import curves, devices, earnings, events, gates, jobs, topology
 from distensor_tui.views.draw import Panel, allot, beside, box, section
@@ -10,6 +11,10 @@ from distensor_tui.views.draw import Panel, allot, beside, box, section
 LEAST_LOG = 6
 ROOM_FOR_TOPOLOGY = 16
 LEAST_CHART, HIGHEST_CHART = 5, 20
+
+
+def draw(scene: Scene, height: int) -> list[Line]:
+    return body(scene.view, height, scene.look)
 
 
 def body(view: View, height: int, look: Look) -> list[Line]:
@@ -99,3 +104,6 @@ def _three_columns(view: View, height: int, look: Look) -> list[Line]:
     charts = _charts(view, (left, middle), height - min(upper, height), look)
     upper = height - len(charts)
     return beside([*beside(_left(view, left, upper, look), _middle(view, middle, upper, look)), *charts], log)
+
+
+SPEC = ScreenSpec(screen=Screen.HOME, about="everything at a glance", draw=draw)
