@@ -62,6 +62,12 @@ class Feature:
     def on_limits(self, limits: Limits) -> None:
         """The settings were read again."""
 
+    def on_process_started(self, pid: int) -> None:
+        """A worker's process is there; it leads a process group of its own."""
+
+    def on_process_ended(self, pid: int) -> None:
+        """That process is gone, and its group with it."""
+
     def on_claim(self, assignment: Assignment, unit: Unit) -> None:
         """A worker claimed a unit."""
 

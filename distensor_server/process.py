@@ -5,7 +5,8 @@ How a worker ends with its supervisor, also when that is killed with SIGKILL:
 - the worker reads its stdin all the time; end of input means exit at once, on every system and at any moment,
   because the kernel closes the pipe whatever the supervisor died of;
 - on Linux it also asks for PR_SET_PDEATHSIG as the first thing it does, so that one whose threads are stuck dies too;
-- what escapes both is found by the mark in its environment and ended when the supervisor starts again (orphans.py).
+- what is left of its process group is ended by a guard (guard.py), which outlives the supervisor for that;
+- what escapes all of these is found by the mark in its environment and ended at the next start (orphans.py).
 
 The worker asks for the signal itself because the alternatives cost more than they give: `preexec_fn` runs Python
 between fork and exec, which is unsafe beside the threads of grpc, and a launcher is one more interpreter start for

@@ -17,6 +17,7 @@ from distensor_server.breakers import Breakers
 from distensor_server.config import Settings
 from distensor_server.devices.detect import Detector
 from distensor_server.devices.host import Host
+from distensor_server.guard import Guard
 from distensor_server.hublink import LinkFactory
 from distensor_server.lifecycle import RestartPolicy
 from distensor_server.localserver import LocalServer
@@ -32,7 +33,7 @@ from distensor_server.updates import UpdateCheck
 from distensor_server.wakefulness import Wakefulness
 
 WORKER_COMMAND: Sequence[str] = (sys.executable, "-m", "distensor.node")
-FEATURES: Sequence[FeatureFactory] = (OwnLog, Wakefulness, OwnersWish, Breakers, MetricsPage, UpdateCheck)
+FEATURES: Sequence[FeatureFactory] = (OwnLog, Wakefulness, OwnersWish, Breakers, Guard, MetricsPage, UpdateCheck)
 """What every supervisor has, in the order in which refusals and gates are asked."""
 SAMPLE_SECONDS = 2.0
 PUBLISH_SECONDS = 0.25

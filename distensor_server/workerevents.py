@@ -49,8 +49,12 @@ class WorkerEvents:
     def on_process(self, *, started: int | None = None, ended: int | None = None) -> None:
         if started is not None:
             self._node.journal.guarded(lambda: self._registry.add(started))
+            for feature in self._node.features:
+                feature.on_process_started(started)
         if ended is not None:
             self._node.journal.guarded(lambda: self._registry.discard(ended))
+            for feature in self._node.features:
+                feature.on_process_ended(ended)
 
     def on_event(self, severity: str, source: str, text: str) -> None:
         self._node.journal.add(severity, source, text)

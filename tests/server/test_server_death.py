@@ -29,11 +29,50 @@ def test_no_worker_is_left_a_second_after_kill_9(short_dir: Path, options: tuple
         print(f"\nworkers gone {time.monotonic() - began:.3f} s after kill -9 of the supervisor")
 
 
+def guard_of(supervisor: Child) -> psutil.Process:
+    def found() -> psutil.Process | None:
+        own = psutil.Process(supervisor.pid).children()
+        return next((child for child in own if child.cmdline()[:1] == ["/bin/sh"]), None)
+
+    guard: psutil.Process = wait_until(found, "the guard is there")
+    return guard
+
+
+def children_of(directory: Path) -> list[int]:
+    told = [event["text"] for event in sections(directory)["events"]]
+    return [int(text.split()[1]) for text in told if text.startswith("child ")]
+
+
+def test_workers_that_ignore_everything_and_their_children_are_ended_by_the_guard(short_dir: Path) -> None:
+    """PRO-01: two workers, each with a child; the supervisor gets SIGKILL."""
+    with closing(start_with_fake_workers(short_dir, "--ignore-eof", "--with-child")) as supervisor:
+        pids = [*worker_pids(short_dir, "running", 2), *children_of(short_dir)]
+        assert len(pids) == 4
+        guard = guard_of(supervisor)
+        supervisor.kill()
+        try:
+            wait_until(lambda: not any(alive(pid) for pid in pids), "all descendants are gone", 5.0)
+            wait_until(lambda: not alive(guard.pid), "and so is the guard", 5.0)
+        finally:
+            kill_all(pids)
+
+
+def test_a_guard_that_was_killed_is_told_and_ends_nobody(short_dir: Path) -> None:
+    with closing(start_with_fake_workers(short_dir)) as supervisor:
+        pids = worker_pids(short_dir, "running", 2)
+        guard_of(supervisor).kill()
+        wait_until(lambda: any("the guard" in e["text"] for e in sections(short_dir)["events"]), "told")
+        assert worker_pids(short_dir, "running", 2) == pids
+        assert supervisor.end() == 0
+
+
 def test_orphans_that_ignore_everything_are_ended_at_the_next_start(short_dir: Path) -> None:
     with closing(start_with_fake_workers(short_dir, "--ignore-eof", "--with-child")) as supervisor:
         pids = worker_pids(short_dir, "running", 2)
-        told = [event["text"] for event in sections(short_dir)["events"]]
-        children = [int(text.split()[1]) for text in told if text.startswith("child ")]
+        children = children_of(short_dir)
+        guard = guard_of(supervisor)
+        supervisor.process.send_signal(signal.SIGSTOP)  # so that it does not start another one
+        guard.kill()
         supervisor.kill()
     try:
         assert all(alive(pid) for pid in (*pids, *children)), "they do ignore the end of input"
