@@ -60,7 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.platform == "win32":
         print("distensor-server: Windows is not supported; use WSL 2", file=sys.stderr)
         return ExitCode.UNAVAILABLE
-    _set_up_log()
+    under_launchd = getattr(arguments, "launchd", False)
+    _set_up_log(logging.ERROR if under_launchd else logging.INFO)
+    code = _command_of(arguments)
+    return code_for_launchd(code) if under_launchd else code
+
+
+def _command_of(arguments: argparse.Namespace) -> int:
+    """The command with every error made into its message and exit code."""
     try:
         command: Callable[[argparse.Namespace], int] = arguments.command
         return command(arguments)
@@ -87,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--config", type=Path, help="TOML file with cpu_workers and drain_seconds; SIGHUP reads it again")
     run.add_argument("--token-file", type=Path, help=f"file with the hub's join token, mode 0600 (or {VARIABLE})")
     run.add_argument("--exit-with-stdin", action="store_true", help="stop when standard input ends")
+    run.add_argument("--launchd", action="store_true", help="run as an agent of launchd, see `distensor service`")
     run.add_argument("--json", action="store_true", help="say on standard output, as JSON lines, when it is up")
     devices = commands.add_parser("devices", help="show what this machine can offer, and why not")
     devices.set_defaults(command=_devices)
@@ -94,8 +102,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _set_up_log() -> None:
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
+def _set_up_log(level: int) -> None:
+    """Standard error gets `level` and above; the supervisor's own file (ownlog.py) has everything."""
+    errors = logging.StreamHandler(sys.stderr)
+    errors.setLevel(level)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, handlers=[errors])
+
+
+def code_for_launchd(code: int) -> int:
+    """launchd restarts whatever fails and knows no exceptions: what a restart cannot repair is 0 to it.
+
+    Its log file is ours to keep small: it gets errors only, beside the rotated one of the supervisor.
+    """
+    if code not in {ExitCode.NO_PERMISSION, ExitCode.BAD_CONFIG}:
+        return code
+    print(f"distensor-server: exit {code} is told to launchd as 0: a restart would not repair it", file=sys.stderr)
+    return ExitCode.OK
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:

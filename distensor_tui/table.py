@@ -181,9 +181,8 @@ VERBS: tuple[Verb, ...] = (
         group=Group.SET_UP,
         about="Run the supervisor in the background, from the start of the machine or session.",
         wheel=_SERVER,
-        planned=True,
         words=("install", "uninstall", "status"),
-        flags=("--json",),
+        flags=("--json", "--system", "--dry-run"),
         examples=(
             ("distensor service install", "set up and start it"),
             ("distensor service status", "is it running, how did it end last"),

@@ -31,6 +31,7 @@ DistensorError
 +-- StoreError                      SQLite or files
 |   +-- CheckpointError             a checkpoint that is damaged, incomplete or of a newer format
 +-- SessionError                    init, shutdown, local processes
++-- ServiceError                    systemd or launchd refused, or neither is there
 """
 
 from __future__ import annotations
@@ -163,3 +164,7 @@ class CheckpointError(StoreError):
 
 class SessionError(DistensorError):
     """`init`, `shutdown` or a process of the local session failed."""
+
+
+class ServiceError(DistensorError):
+    """The service manager of this machine refused, or there is none."""

@@ -1,0 +1,166 @@
+"""`distensor service install|uninstall|status` and `distensor uninstall`: verbs of the wheel distensor-server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from distensor.core.clock import SYSTEM_CLOCK
+from distensor.core.errors import ConfigError, DistensorError, ServiceError
+from distensor.core.reading import Unavailable
+from distensor_server.service import actions
+from distensor_server.service.launchd import Launchd
+from distensor_server.service.layout import Layout, program, system_layout, user_layout
+from distensor_server.service.manager import ServiceManager, ServiceState, ServiceStatus
+from distensor_server.service.manifest import Manifest
+from distensor_server.service.runner import Runner, run_command
+from distensor_server.service.systemd import Systemd
+
+OK, USAGE, UNAVAILABLE, CANNOT_CREATE, BAD_CONFIG = 0, 64, 69, 73, 78
+UNINSTALLER = Path(__file__).with_name("uninstall.sh")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(USAGE, f"{self.prog}: {message}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`distensor service`."""
+    options = _service_parser().parse_args(argv)
+    return _answered(options, lambda: _service(options, os.environ, sys.platform, run_command))
+
+
+def _service_parser() -> _Parser:
+    parser = _Parser(
+        prog="distensor service", description="Runs the supervisor in the background, from the start of the session."
+    )
+    what = parser.add_subparsers(dest="what", required=True, metavar="install|uninstall|status")
+    for name, about in (
+        ("install", "write the unit and start it"),
+        ("uninstall", "stop it and remove the unit"),
+        ("status", "does it run, how did it end last"),
+    ):
+        verb = what.add_parser(name, help=about, description=about.capitalize())
+        verb.add_argument("--json", action="store_true", help="one JSON object on one line")
+        verb.add_argument("--system", action="store_true", help="for the machine instead of this user (Linux, root)")
+        if name != "status":
+            verb.add_argument("--dry-run", action="store_true", help="say what would be done, change nothing")
+    return parser
+
+
+def _service(
+    options: argparse.Namespace, environment: Mapping[str, str], platform: str, run: Runner
+) -> tuple[int, dict[str, Any], str]:
+    """Exit code, answer, and the same as text."""
+    layout = chosen_layout(environment, platform, system=options.system)
+    manager = chosen_manager(layout, platform, run)
+    if options.what == "status":
+        found = actions.status(manager)
+        return (OK if actions.healthy(found) else UNAVAILABLE), described(found), told(found)
+    said: list[str] = []
+    act = actions.install if options.what == "install" else actions.uninstall
+    act(manager, Manifest(layout.manifest), said.append, dry_run=options.dry_run)
+    return OK, {"done": said}, "\n".join(said)
+
+
+def chosen_layout(environment: Mapping[str, str], platform: str, *, system: bool) -> Layout:
+    """Raises ConfigError where there is no such kind of service."""
+    if system and platform == "darwin":
+        raise ConfigError("--system: on macOS disTensor runs as an agent of the user; leave --system out")
+    return system_layout() if system else user_layout(environment, platform)
+
+
+def chosen_manager(layout: Layout, platform: str, run: Runner) -> ServiceManager:
+    if platform == "darwin":
+        return Launchd(layout, program(layout), run, SYSTEM_CLOCK, os.getuid())
+    return Systemd(layout, program(layout), run)
+
+
+def described(found: ServiceStatus) -> dict[str, Any]:
+    """The JSON of a status: what is not available is null, with the reason beside it."""
+    row: dict[str, Any] = {
+        "manager": found.manager,
+        "unit": str(found.unit),
+        "state": found.state.value,
+        "enabled": found.enabled,
+    }
+    for name, reading in (("pid", found.pid), ("last_exit", found.last_exit)):
+        row[name] = None if isinstance(reading, Unavailable) else reading
+        if isinstance(reading, Unavailable):
+            row[f"{name}_unavailable"] = reading.reason
+    return row
+
+
+def told(found: ServiceStatus) -> str:
+    if found.state is ServiceState.NOT_INSTALLED:
+        return "not installed\n  distensor service install"
+    starts = "starts with the session" if found.enabled else "does not start by itself"
+    rows = [f"{found.state} ({found.manager}, {starts})", f"unit {found.unit}"]
+    if not isinstance(found.pid, Unavailable):
+        rows.append(f"process {found.pid}")
+    if not isinstance(found.last_exit, Unavailable):
+        rows.append(f"last exit {found.last_exit}{_MEANING.get(found.last_exit, '')}")
+    return "\n".join(rows)
+
+
+_MEANING = {
+    0: " (stopped as it should be)",
+    77: " (the key is refused or readable by others: distensor auth status)",
+    78: " (a setting is wrong: distensor doctor)",
+}
+
+
+def uninstall(argv: Sequence[str] | None = None) -> int:
+    """`distensor uninstall`: runs the script that also removes an installation whose Python is gone."""
+    parser = _Parser(prog="distensor uninstall", description="Removes what was installed, exactly.")
+    parser.add_argument("--json", action="store_true", help="one JSON object on one line")
+    parser.add_argument("--dry-run", action="store_true", help="list what would be removed, change nothing")
+    parser.add_argument("--purge", action="store_true", help="identity, receipts, settings and logs too")
+    parser.add_argument("--system", action="store_true", help="the installation of the machine (Linux, root)")
+    options = parser.parse_args(argv)
+    return _answered(options, lambda: _uninstall(options))
+
+
+def _uninstall(options: argparse.Namespace) -> tuple[int, dict[str, Any], str]:
+    words = [f"--{name}" for name in ("dry-run", "purge", "system") if getattr(options, name.replace("-", "_"))]
+    # Over standard input: the file itself is among what is removed.
+    done = subprocess.run(
+        ["bash", "-s", "--", *words],  # noqa: S607 - wherever the system has its bash
+        input=UNINSTALLER.read_bytes(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    text = done.stdout.decode(errors="replace").strip()
+    if done.returncode:
+        raise ServiceError(text or f"the uninstaller ended with {done.returncode}")
+    return OK, {"done": text.splitlines()}, text
+
+
+def _answered(options: argparse.Namespace, act: Any) -> int:
+    """Print what `act` answers, or its error with a fix, in the form that was asked for."""
+    try:
+        code, answer, text = act()
+    except DistensorError as error:
+        return _failed(options, error)
+    print(json.dumps({"v": 1, "ok": code == OK, **answer}) if options.json else text)
+    return int(code)
+
+
+def _failed(options: argparse.Namespace, error: DistensorError) -> int:
+    code = BAD_CONFIG if isinstance(error, ConfigError) else UNAVAILABLE if isinstance(error, ServiceError) else 73
+    message, _, fix = str(error).partition("\n")
+    if options.json:
+        detail = {"code": "service", "message": message, "fix": fix.strip()}
+        print(json.dumps({"v": 1, "ok": False, "error": detail}))
+    else:
+        print(f"distensor: {error}", file=sys.stderr)
+    return code
