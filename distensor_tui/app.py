@@ -16,13 +16,14 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from distensor_tui.absence import Absence
+from distensor_tui.absence import Absence, Reason
 from distensor_tui.clock import Now
 from distensor_tui.fields import clean
 from distensor_tui.frame import frame
 from distensor_tui.glyphs import UNICODE, Glyphs
 from distensor_tui.history import remember
 from distensor_tui.keys import paste, press
+from distensor_tui.lastseen import LastSeen
 from distensor_tui.palette import BACKGROUND, styles
 from distensor_tui.scene import Ask, Copy, Effect, Feed, Link, Look, Place, Quit, Say, Scene, Screen, Toast, Ui, View
 from distensor_tui.sections import apply
@@ -44,7 +45,7 @@ class Source(Protocol):
     """A supervisor or a recording."""
 
     async def run(self) -> None: ...
-    async def ask(self, method: str, params: Mapping[str, object] | None = None) -> Answer: ...
+    async def ask(self, method: str, params: Mapping[str, object] | None = None, within: float = 5.0) -> Answer: ...
 
 
 class Canvas(Widget):
@@ -108,9 +109,11 @@ class Dashboard(App[int], inherit_bindings=False):
         glyphs: Glyphs = UNICODE,
         screen: Screen = Screen.HOME,
         driver_class: type[Driver] | None = None,
+        last_seen: Callable[[], LastSeen | None] = lambda: None,
     ) -> None:
         super().__init__(driver_class=driver_class)
         self._now, self._monotonic, self._zone, self._glyphs = now, monotonic, zone, glyphs
+        self._last_seen = last_seen
         self._source: Source | None = None
         self._view = View(feed=Feed(source=name))
         self._ui = Ui(place=Place(screen=screen))
@@ -166,7 +169,16 @@ class Dashboard(App[int], inherit_bindings=False):
     def on_lost(self, why: Absence, retry_in: float) -> None:
         feed = replace(self._view.feed, link=Link.LOST, absence=why, retry_at=self._now() + retry_in)
         self._view = replace(self._view, feed=feed)
+        if not self._view.has_data and why.reason in (Reason.NOT_RUNNING, Reason.SILENT):
+            self._show_last_seen()
         self._paint_soon()
+
+    def _show_last_seen(self) -> None:
+        """Nobody answers, and nothing was shown yet: what the supervisor left behind is better than nothing."""
+        last = self._last_seen()
+        if last is not None:
+            feed = replace(self._view.feed, last_at=last.at)
+            self._view = replace(self._view, feed=feed, snapshot=last.snapshot)
 
     def on_replay_end(self) -> None:
         self._view = replace(self._view, feed=replace(self._view.feed, replay_ended=True))
@@ -212,7 +224,7 @@ class Dashboard(App[int], inherit_bindings=False):
             self._start(self._ask(self._source, effect))
 
     async def _ask(self, source: Source, effect: Ask) -> None:
-        answer = await source.ask(effect.method, dict(effect.params))
+        answer = await source.ask(effect.method, dict(effect.params), effect.within)
         if effect.then is not None:
             self._ui = effect.then(self._scene(), answer)
             self._paint()

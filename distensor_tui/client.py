@@ -74,7 +74,9 @@ class Client:
                 self._sink.on_lost(lost.why, delay)
             await self._sleep(delay)
 
-    async def ask(self, method: str, params: Mapping[str, object] | None = None) -> Answer:
+    async def ask(
+        self, method: str, params: Mapping[str, object] | None = None, within: float = ANSWER_WITHIN_S
+    ) -> Answer:
         """Send a request; an answer always comes, an unsuccessful one when the supervisor is gone."""
         if self._writer is None:
             return GONE
@@ -84,7 +86,7 @@ class Client:
         self._waiting[request_id] = answer
         try:
             self._writer.write(encode_request(request_id, method, params or {}))
-            async with asyncio.timeout(ANSWER_WITHIN_S):
+            async with asyncio.timeout(within):
                 return await answer
         except (TimeoutError, OSError):
             return GONE

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from distensor_tui import format as fmt
-from distensor_tui import orders
+from distensor_tui import onboarding, orders
 from distensor_tui.actions import Action, find, perform
 from distensor_tui.dialogs import Info
 from distensor_tui.finder import Palette
@@ -118,6 +118,8 @@ MOVES = {
 
 
 def _enter(scene: Scene) -> Step:
+    if scene.ui.screen is Screen.HOME and onboarding.needs_key(scene):
+        return onboarding.ask_for_key(scene)
     if scene.ui.screen is Screen.HOME:
         return scene.ui.go(Place(screen=Screen.JOBS)), None
     return open_row(spec(scene), scene)

@@ -204,6 +204,28 @@ class Earnings:
     price_note: str
 
 
+class AuthState(StrEnum):
+    MISSING = "missing"
+    UNPROVEN = "unproven"
+    REGISTERED = "registered"
+    REJECTED = "rejected"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Auth:
+    """Where the key is and what the hub thinks of it; never the key itself."""
+
+    state: AuthState
+    source: str | None
+    where: str | None
+    key: str | None
+    """Its beginning, masked."""
+    hub: str | None
+    problem: str | None
+    fix: str | None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
     at: float
@@ -223,6 +245,7 @@ class Snapshot:
     jobs: tuple[Job, ...] | None = None
     earnings: Earnings | None = None
     events: tuple[Event, ...] | None = None
+    auth: Auth | None = None
     unavailable: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     """What could not be read, each with its path."""

@@ -80,7 +80,7 @@ class Player:
             self._play(moment.message)
         self._ended()
 
-    async def ask(self, method: str, params: Mapping[str, object] | None = None) -> Answer:
+    async def ask(self, method: str, params: Mapping[str, object] | None = None, within: float = 0.0) -> Answer:
         """A recording takes no orders."""
         return Answer(id="", ok=False, code="recording", message="This is a recording; nothing can be changed in it")
 

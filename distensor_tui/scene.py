@@ -186,6 +186,8 @@ class Ask:
     """What the key u sends afterwards to take it back."""
     then: Callable[[Scene, Answer], Ui] | None = None
     """Takes the answer, good or bad, instead of a toast."""
+    within: float = 5.0
+    """Seconds to wait for the answer."""
 
 
 @dataclass(frozen=True, slots=True)

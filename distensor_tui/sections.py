@@ -8,6 +8,8 @@ from typing import Any
 
 from distensor_tui.fields import Fields
 from distensor_tui.model import (
+    Auth,
+    AuthState,
     Device,
     DeviceProcess,
     Earnings,
@@ -230,6 +232,20 @@ def _earnings(raw: Any, problems: list[str]) -> Earnings:
     )
 
 
+def _auth(raw: Any, problems: list[str]) -> Auth:
+    f = Fields(raw, "auth", problems)
+    word = f.text("state")
+    return Auth(
+        state=AuthState(word) if word in AuthState.__members__.values() else AuthState.UNKNOWN,
+        source=f.maybe_text("source"),
+        where=f.maybe_text("where"),
+        key=f.maybe_text("key"),
+        hub=f.maybe_text("hub"),
+        problem=f.maybe_text("problem"),
+        fix=f.maybe_text("fix"),
+    )
+
+
 def _events(raw: Any, problems: list[str]) -> tuple[Event, ...]:
     return tuple(_event(f) for f in _items(raw, "events", problems)[-EVENTS_KEPT:])
 
@@ -263,5 +279,6 @@ _SECTIONS: dict[str, Callable[[Any, list[str]], Any]] = {
     "jobs": _jobs,
     "earnings": _earnings,
     "events": _events,
+    "auth": _auth,
     "unavailable": _unavailable,
 }

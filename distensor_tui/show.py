@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distensor_tui import glyphs
+from distensor_tui import glyphs, lastseen
 from distensor_tui.app import Dashboard
 from distensor_tui.client import Client
 from distensor_tui.clock import Now, system_monotonic, system_now
+from distensor_tui.paths import SOCKET_NAME, socket_path
 from distensor_tui.scene import Screen
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def _app(options: argparse.Namespace, path: Path, moments: list[Moment] | None) 
         glyphs=glyphs.ASCII if options.ascii else glyphs.for_terminal(os.environ),
         screen=Screen(options.screen),
         driver_class=SafeDriver,
+        last_seen=lambda: lastseen.load(lastseen_places(path)),
     )
     if moments:
         from distensor_tui.recording import Player
@@ -53,6 +55,15 @@ def _app(options: argparse.Namespace, path: Path, moments: list[Moment] | None) 
     else:
         app.follow(Client(path, app))
     return app
+
+
+def lastseen_places(path: Path) -> tuple[Path, ...]:
+    """A socket in the runtime directory has its state elsewhere: where it is when nothing else is asked for."""
+    if path != socket_path(None, os.environ):
+        return lastseen.places(path)
+    import platformdirs  # costs 15 ms, and only who finds no supervisor pays
+
+    return (*lastseen.places(path), *lastseen.places(Path(platformdirs.user_state_dir("distensor")) / SOCKET_NAME))
 
 
 class _Clock:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from distensor_tui import onboarding
 from distensor_tui.scene import Look, Scene, Screen, View
 from distensor_tui.screens.page import ScreenSpec
 from distensor_tui.text import Line
-from distensor_tui.views import curves, devices, earnings, events, gates, jobs, topology
+from distensor_tui.views import curves, devices, earnings, events, gates, jobs, topology, welcome
 from distensor_tui.views.draw import Panel, allot, beside, box, section
 
 LEAST_LOG = 6
@@ -14,6 +15,8 @@ LEAST_CHART, HIGHEST_CHART = 5, 20
 
 
 def draw(scene: Scene, height: int) -> list[Line]:
+    if onboarding.needs_key(scene):
+        return welcome.body(scene.view, height, scene.look)
     return body(scene.view, height, scene.look)
 
 
@@ -106,4 +109,10 @@ def _three_columns(view: View, height: int, look: Look) -> list[Line]:
     return beside([*beside(_left(view, left, upper, look), _middle(view, middle, upper, look)), *charts], log)
 
 
-SPEC = ScreenSpec(screen=Screen.HOME, about="everything at a glance", draw=draw)
+SPEC = ScreenSpec(
+    screen=Screen.HOME,
+    about="everything at a glance",
+    draw=draw,
+    actions=(onboarding.ACTION,),
+    notices=onboarding.notices,
+)

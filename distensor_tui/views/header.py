@@ -111,6 +111,8 @@ def notice(view: View, look: Look, ui: Ui, notices: Sequence[Notice]) -> Line:
     tone, text = notices[0] if notices else _coming(view, look) if view.has_data else (Tone.DIM, "")
     others = len(notices) - 1
     more = line((f"{fmt.plural(others, 'more notice')}: ", Tone.DIM), ("n", Tone.KEY), " ") if others > 0 else EMPTY
+    if notices and not more and cells(text) > look.width - 4:
+        more = line(("all of it: ", Tone.DIM), ("n", Tone.KEY), " ")
     mark = {Tone.BAD: look.glyphs.no, Tone.WARN: look.glyphs.warn}.get(tone, look.glyphs.right)
     said = line((f" {mark} {_fitting(text, look.width - 4 - width(more))}", tone)) if text else EMPTY
     return spread(said, more, look.width) if more else pad(said, look.width)

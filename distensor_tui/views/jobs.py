@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distensor_tui import format as fmt
-from distensor_tui.model import HubState, Job, Worker
+from distensor_tui.model import AuthState, HubState, Job, Worker
 from distensor_tui.scene import Look, View
 from distensor_tui.text import EMPTY, Line, Span, Tone, fill, join, line, spread, width
 from distensor_tui.views.draw import Column, Panel, bar, paragraph, shares, sparkline, table
@@ -27,8 +27,10 @@ def panel(view: View, size: int, look: Look) -> Panel:
 
 def empty(view: View, size: int) -> list[Line]:
     """No job: say what has to happen for one to come."""
-    hub = view.snapshot.hub
-    if hub is not None and hub.state is not HubState.CONNECTED:
+    hub, auth = view.snapshot.hub, view.snapshot.auth
+    if auth is not None and auth.state is AuthState.MISSING:
+        text = "No job. This machine has no key yet: press 1, then a."
+    elif hub is not None and hub.state is not HubState.CONNECTED:
         text = "No job. The hub is not connected, so none can come."
     elif view.snapshot.node is not None and any(not gate.open for gate in view.snapshot.node.why):
         text = "No job. A gate is closed (press w), so the hub gives this node none."

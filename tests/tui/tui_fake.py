@@ -229,6 +229,8 @@ class FakeSupervisor:
         self.path, self.data, self.hello = path, data if data is not None else snapshot(), hello or HELLO
         self.requests: list[dict[str, Any]] = []
         self.respond: Responder = agree
+        self.mute = False
+        """Requests are kept, not answered, until `answer_late`."""
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.AbstractServer | None = None
         self._seq = 1
@@ -255,6 +257,11 @@ class FakeSupervisor:
         for writer in self._writers:
             self._send(writer, {"type": "delta", "seq": self._seq, "data": sections})
 
+    def answer_late(self) -> None:
+        for writer in self._writers:
+            for request in self.requests:
+                self._send(writer, {"type": "response", "id": request["id"], **self.respond(request)})
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         self._send(writer, self.hello)
@@ -263,7 +270,8 @@ class FakeSupervisor:
             while line := await reader.readline():
                 request = json.loads(line)
                 self.requests.append(request)
-                self._send(writer, {"type": "response", "id": request["id"], **self.respond(request)})
+                if not self.mute:
+                    self._send(writer, {"type": "response", "id": request["id"], **self.respond(request)})
         except ConnectionError:
             pass
         finally:
