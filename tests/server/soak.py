@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 import statistics
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -82,14 +84,22 @@ def soak(directory: Path, seconds: float, *, pause: float = 1.0, every: float = 
     """Run a supervisor for `seconds` and sample it."""
     with closing(start_hub(directory)) as first_hub:
         told = first_hub.line()
-        options = {"directory": str(directory), "token": told["node_tokens"][0], "pause": pause}
-        options["worker"] = [*FAKE_WORKER]
+        port = _free_port()
+        options = {"directory": str(directory), "pause": pause, "worker": FAKE_WORKER, "metrics_port": port}
+        env = {"DISTENSOR_JOIN_TOKEN": told["node_tokens"][0]}
         command = [sys.executable, str(HERE / "soak_main.py"), json.dumps(options)]
-        with closing(Child(command, directory / "server.err")) as server, _hubs(directory, first_hub, told) as restart:
+        started = Child(command, directory / "server.err", env)
+        with closing(started) as server, _hubs(directory, first_hub, told) as restart:
             assert server.line()["event"] == "ready"
-            samples = list(_samples(server, directory, seconds, every, restart))
+            samples = list(_samples(server, directory, seconds, every, restart, port))
             assert server.end() == 0, server.log
     return samples
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @contextmanager
@@ -111,12 +121,14 @@ def _hubs(directory: Path, first: Child, told: dict[str, str]) -> Iterator[Calla
 
 
 def _samples(
-    server: Child, directory: Path, seconds: float, every: float, restart_hub: Callable[[], None]
+    server: Child, directory: Path, seconds: float, every: float, restart_hub: Callable[[], None], port: int
 ) -> Iterator[Sample]:
     process, began, restarts = psutil.Process(server.pid), time.monotonic(), 0
     while time.monotonic() - began < seconds:
         time.sleep(every)
         yield _sample(process, directory, time.monotonic() - began)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
+            assert b"distensor_state" in page.read()
         if time.monotonic() - began > HUB_RESTART_SECONDS * (restarts + 1):
             restarts += 1
             restart_hub()

@@ -1,6 +1,7 @@
 """The supervisor of the soak: a real link to a real hub, jobs that come and go without one, workers killed on the way.
 
-argv: one JSON object with `directory`, `token`, `worker`, `pause` (seconds between jobs).
+argv: one JSON object with `directory`, `worker`, `pause` (seconds between jobs), `metrics_port`. The join token is in
+DISTENSOR_JOIN_TOKEN.
 """
 
 from __future__ import annotations
@@ -116,8 +117,12 @@ def _make_link(made: list[ChurningLink], token: str, pause: float) -> Callable[.
 async def main(options: dict[str, Any]) -> None:
     made: list[ChurningLink] = []
     supervisor = Supervisor(
-        settings_in(Path(options["directory"]), log_bytes=50_000),
-        make_link=_make_link(made, options["token"], options["pause"]),
+        settings_in(
+            Path(options["directory"]),
+            log_bytes=50_000,
+            overrides={"cpu_workers": 2, "metrics_port": options["metrics_port"]},
+        ),
+        make_link=_make_link(made, os.environ.pop("DISTENSOR_JOIN_TOKEN"), options["pause"]),
         worker_command=options["worker"],
         detector=NoAccelerators(),
         policy=POLICY,
