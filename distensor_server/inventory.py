@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from distensor.core.clock import Clock
@@ -12,9 +13,9 @@ from distensor.core.ids import DeviceId
 from distensor_server.config import Limits
 from distensor_server.devices.answers import Answer
 from distensor_server.devices.detect import Detector
+from distensor_server.devices.families import Family, to_watch
 from distensor_server.devices.host import Host, HostSample, cpu_device, cpu_name, threads_per_worker, with_sample
 from distensor_server.devices.model import Device
-from distensor_server.devices.nvidia import refreshed, unknown_devices
 
 FIRST_REPROBE_SECONDS = 60.0
 LONGEST_REPROBE_SECONDS = 600.0
@@ -77,11 +78,12 @@ class Inventory:
         self._on_change()
 
     async def keep_up(self) -> None:
-        """Watch NVIDIA devices while there are usable ones; otherwise look again from time to time."""
+        """Watch accelerators while there are usable ones; otherwise look again from time to time."""
         delay = FIRST_REPROBE_SECONDS
         while True:
-            if any(device.kind is DeviceKind.CUDA and device.unusable is None for device in self._accelerators):
-                await self._or_woken(self._detector.watch(self._on_nvml))
+            families = to_watch(self._accelerators)
+            if families:
+                await self._or_woken(self._watch(families))
                 delay = FIRST_REPROBE_SECONDS
             if not self._woken.is_set():
                 await self._or_woken(self._clock.sleep_async(delay))
@@ -105,11 +107,23 @@ class Inventory:
         if isinstance(results[0], Exception):
             raise results[0]
 
-    def _on_nvml(self, answer: Answer) -> None:
-        cuda = tuple(device for device in self._accelerators if device.kind is DeviceKind.CUDA)
-        if unknown_devices(cuda, answer):
+    async def _watch(self, families: Sequence[Family]) -> None:
+        """All of them, until the first has nothing more to say."""
+        tasks = [asyncio.ensure_future(self._detector.watch(f, partial(self._on_answer, f))) for f in families]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _on_answer(self, family: Family, answer: Answer) -> None:
+        mine = tuple(device for device in self._accelerators if device.kind is family.kind)
+        if family.has_new(mine, answer):
             self.wake()
-        fresh = {device.device_id: device for device in refreshed(cuda, answer, self._sample.memory)}
+        fresh = {device.device_id: device for device in family.refreshed(mine, answer, self._sample.memory)}
         self._replace_accelerators(tuple(fresh.get(device.device_id, device) for device in self._accelerators))
         self._on_change()
 

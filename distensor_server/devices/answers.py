@@ -34,6 +34,11 @@ def missing(value: Any) -> Unavailable:
     return Unavailable(reason=str(value.get("unavailable", "unknown")) if isinstance(value, dict) else "not reported")
 
 
+def no_answer(answer: Answer) -> str | None:
+    """Why a child said nothing; None when it answered."""
+    return answer.reason if isinstance(answer, Unavailable) else None
+
+
 def processes_of(entry: Mapping[str, Any]) -> Reading[tuple[DeviceProcess, ...]]:
     found = entry.get("processes")
     if not isinstance(found, list):

@@ -1,4 +1,4 @@
-"""Runs the probe children, each with a time limit, and watches NVML while there is something to watch."""
+"""Runs the probe children, each with a time limit, and watches what they found."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from distensor.core.reading import Unavailable
+from distensor_server.devices.amd import rocm_devices
+from distensor_server.devices.amdgpu import has_amd
 from distensor_server.devices.answers import Answer
 from distensor_server.devices.apple import apple_devices
+from distensor_server.devices.families import Family
 from distensor_server.devices.host import HostMemory
 from distensor_server.devices.model import Device
-from distensor_server.devices.nvidia import cuda_devices, cuda_failed
+from distensor_server.devices.nvidia import cuda_devices
 from distensor_server.environment import scrubbed
 from distensor_server.exits import signal_name
 
@@ -26,6 +30,7 @@ TORCH_SECONDS = 90.0
 """Importing torch from a cold disk takes tens of seconds."""
 SILENT_SECONDS = 10.0
 _MAX_ANSWER = 1 << 20
+NOTHING: Answer = {"devices": []}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,22 +41,30 @@ class Detector:
     platform: str = sys.platform
     quick_seconds: float = QUICK_SECONDS
     torch_seconds: float = TORCH_SECONDS
+    root: Path = Path("/")
+    torch_version: Callable[[], str] = lambda: installed_torch()
 
     async def accelerators(self, memory: HostMemory) -> tuple[Device, ...]:
         if self.platform == "darwin":
-            torch, mlx = await asyncio.gather(
-                self.ask("torch", self.torch_seconds), self.ask("mlx", self.quick_seconds)
+            torch, mlx, apple = await asyncio.gather(
+                self.ask("torch", self.torch_seconds),
+                self.ask("mlx", self.quick_seconds),
+                self.ask("apple", self.quick_seconds),
             )
-            return apple_devices(torch, mlx, memory)
+            return apple_devices(torch, mlx, apple, memory)
         nvml = await self.ask("cuda", self.quick_seconds)
-        torch = await self._torch_for(nvml)
-        return cuda_devices(nvml, torch, memory)
+        amd = await self.ask("rocm", self.quick_seconds) if has_amd(self.root) else NOTHING
+        torch = await self._torch_for(nvml, amd)
+        return (*cuda_devices(nvml, torch, memory), *rocm_devices(amd, torch))
 
-    async def _torch_for(self, nvml: Answer) -> Answer:
+    async def _torch_for(self, nvml: Answer, amd: Answer) -> Answer:
         """Torch costs seconds and 200 MB: it is asked only when there is a device that it could open."""
-        if isinstance(nvml, Unavailable) or not nvml.get("devices"):
-            return Unavailable(reason="not asked")
-        return await self.ask("torch", self.torch_seconds)
+        cuda = not isinstance(nvml, Unavailable) and nvml.get("devices")
+        rocm = not isinstance(amd, Unavailable) and amd.get("devices") and amd.get("kfd") == "ok"
+        if cuda or (rocm and "rocm" in self.torch_version()):
+            return await self.ask("torch", self.torch_seconds)
+        # The name of the version says what a build is made for; enough for a GPU inside a CPU that nobody asked for.
+        return {"version": self.torch_version()} if rocm else Unavailable(reason="not asked")
 
     async def ask(self, family: str, seconds: float) -> Answer:
         """One child's answer; it is killed when it takes longer than `seconds`."""
@@ -63,34 +76,46 @@ class Detector:
         assert process.returncode is not None
         return read_answer(out, err, process.returncode)
 
-    async def watch(self, on_answer: Callable[[Answer], None]) -> None:
-        """Call `on_answer` with each answer of NVML until cancelled, or until the last one was no good."""
-        async with _child([*self.command, "watch"]) as process:
+    async def watch(self, family: Family, on_answer: Callable[[Answer], None]) -> None:
+        """Call `on_answer` with each answer of the family's child until cancelled, or until one was no good."""
+        async with _child([*self.command, "watch", family.word], stderr=asyncio.subprocess.DEVNULL) as process:
             assert process.stdout is not None
             while True:
                 try:
                     line = await asyncio.wait_for(process.stdout.readline(), SILENT_SECONDS)
                 except (TimeoutError, ValueError):
                     # ValueError: a line over the reader's limit.
-                    on_answer(Unavailable(reason=f"NVML has not answered for {SILENT_SECONDS:g} s"))
+                    on_answer(Unavailable(reason=f"the {family.word} watcher is silent for {SILENT_SECONDS:g} s"))
                     return
                 if not line:
-                    on_answer(Unavailable(reason="the NVML watcher ended"))
+                    on_answer(Unavailable(reason=f"the {family.word} watcher ended"))
                     return
                 answer = read_answer(line, b"", 0)
                 on_answer(answer)
-                if cuda_failed(answer):
+                if family.failed(answer):
                     return
 
 
+def installed_torch() -> str:
+    """The version of torch that workers will load, without loading it."""
+    from importlib.metadata import PackageNotFoundError, version  # costs 20 ms and is rarely asked
+
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return "none"
+
+
 @contextlib.asynccontextmanager
-async def _child(command: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
+async def _child(
+    command: Sequence[str], *, stderr: int = asyncio.subprocess.PIPE
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """A child that does not outlive the block, whatever happens in it."""
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+        stderr=stderr,
         env=scrubbed(os.environ, {}),
         start_new_session=True,
         limit=_MAX_ANSWER,

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from distensor.core.clock import SYSTEM_CLOCK
 from distensor.core.control import DeviceKind
 from distensor.core.ids import DeviceId
 from distensor.core.reading import Reading, Unavailable, value_or
 from distensor_server.devices.cgroup import CgroupLimits, read_limits
-from distensor_server.devices.model import Device, unread
+from distensor_server.devices.model import Device, unread, with_readings
+from distensor_server.devices.processor import SYS, CpuSensors, cpu_uuid
 
 CPU_ID = DeviceId("cpu")
 KERNEL_COUNTERS = Path("/proc/vmstat")
@@ -47,6 +50,8 @@ class HostSample:
     memory: HostMemory
     cpus: float
     utilization: Reading[float]
+    sensors: Mapping[str, Reading[Any]] = field(default_factory=dict)
+    """More readings of the CPU, by their names in `Device`."""
 
 
 class Host:
@@ -57,8 +62,10 @@ class Host:
         *,
         limits: Callable[[], CgroupLimits] = read_limits,
         kernel_counters: Path = KERNEL_COUNTERS,
+        sensors: Callable[[], Mapping[str, Reading[Any]]] | None = None,
     ) -> None:
         self._limits = limits
+        self._sensors = CpuSensors(SYS, SYSTEM_CLOCK.monotonic).read if sensors is None else sensors
         self._kernel_counters = kernel_counters
         psutil.cpu_percent(interval=None)  # the first reading of psutil is always 0.0: it has no past
 
@@ -69,6 +76,7 @@ class Host:
             memory=usable_memory(memory.total, memory.available, limits),
             cpus=usable_cpus(_allowed_cpus(), limits),
             utilization=round(min(100.0, psutil.cpu_percent(interval=None)) / 100, 3),
+            sensors=self._sensors(),
         )
 
     def oom_kills(self) -> int:
@@ -84,6 +92,11 @@ def cpu_device(sample: HostSample, *, slots: int, name: str) -> Device:
         name=name,
         slots=slots,
         unusable=None if slots else "the owner offers no CPU workers (--cpu-workers 0)",
+        uuid=cpu_uuid(),
+        driver=f"{platform.system()} {platform.release()}",
+        runtime=_threads(sample.cpus),
+        cores=psutil.cpu_count(logical=False) or Unavailable(reason="the system does not tell"),
+        bus=Unavailable(reason="the CPU is on none"),
         unified_memory=True,
         processes=Unavailable(reason="every process uses the CPU; its load is the reading"),
     )
@@ -93,11 +106,17 @@ def cpu_device(sample: HostSample, *, slots: int, name: str) -> Device:
 def with_sample(device: Device, sample: HostSample) -> Device:
     memory = sample.memory
     return replace(
-        device,
+        with_readings(device, sample.sensors),
         utilization=sample.utilization,
         memory_total=memory.total,
         memory_used=memory.total - memory.free,
     )
+
+
+def _threads(usable: float) -> str:
+    """What of the CPU this process may use: an affinity and the quota of a container count."""
+    everything = os.cpu_count() or 1
+    return f"all {everything} threads" if usable >= everything else f"{usable:g} of {everything} threads"
 
 
 def cpu_name() -> str:

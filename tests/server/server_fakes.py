@@ -61,7 +61,7 @@ class OneGpu(Detector):
         nvml = {"devices": [{"index": 0, "uuid": "GPU-7", "name": "RTX 4090", "memory_total": 24 * GIB}]}
         return cuda_devices(nvml, {"version": "2.13.0", "cuda": True}, memory)
 
-    async def watch(self, on_answer: Callable[[Answer], None]) -> None:
+    async def watch(self, family: object, on_answer: Callable[[Answer], None]) -> None:
         await asyncio.get_running_loop().create_future()
 
 

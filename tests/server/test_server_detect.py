@@ -17,6 +17,7 @@ from distensor.core.reading import Unavailable
 from distensor_server.config import Limits
 from distensor_server.devices.answers import Answer
 from distensor_server.devices.detect import PROBE, Detector, read_answer
+from distensor_server.devices.families import WATCHED
 from distensor_server.devices.host import Host, HostMemory
 from distensor_server.devices.model import Device
 from distensor_server.devices.nvidia import cuda_devices
@@ -101,7 +102,7 @@ def test_answers_that_are_none(out: bytes, code: int, reason: str) -> None:
 def test_the_probe_refuses_an_unknown_family() -> None:
     done = subprocess.run([*PROBE, "tpu"], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 64
-    assert "expected one of cuda, torch, mlx" in done.stderr
+    assert "expected one of cuda, rocm, apple, torch, mlx" in done.stderr
 
 
 def test_the_probe_child_is_light() -> None:
@@ -125,7 +126,7 @@ async def test_watching_brings_new_readings_and_ends_when_nvml_fails(tmp_path: P
         "sys.modules[__name__] = Nvml()"
     )
     answers: list[Answer] = []
-    await asyncio.wait_for(Detector(command=python_with(tmp_path, failing)).watch(answers.append), 30)
+    await asyncio.wait_for(Detector(command=python_with(tmp_path, failing)).watch(CUDA, answers.append), 30)
     first, last = answers
     assert not isinstance(first, Unavailable)
     assert "devices" in first
@@ -146,7 +147,7 @@ class Scripted(Detector):
         torch = {"version": "2.13.0", "cuda": True}
         return cuda_devices(answers.pop(0) if len(answers) > 1 else answers[0], torch, memory)
 
-    async def watch(self, on_answer: object) -> None:
+    async def watch(self, family: object, on_answer: object) -> None:
         await asyncio.sleep(3600)
 
 
@@ -161,6 +162,7 @@ class QuickClock:
         await asyncio.sleep(min(seconds, 0.01))
 
 
+CUDA = WATCHED[0]
 WEDGED = {"error": {"code": 999, "message": "Unknown Error", "hint": "reboot"}}
 FOUND = {"devices": [{"index": 0, "uuid": "GPU-1", "name": "RTX 4090"}]}
 

@@ -189,7 +189,7 @@ def test_when_nvml_stops_answering() -> None:
     ],
 )
 def test_the_apple_gpu_says_how_it_can_be_used(torch: Any, mlx: Any, mps_reason: str | None, mlx_reason: str) -> None:
-    mps, other = apple_devices(torch, mlx, MEMORY)
+    mps, other = apple_devices(torch, mlx, {}, MEMORY)
     assert (mps.unusable is None) == (mps_reason is None)
     assert (mps_reason or "") in (mps.unusable or "")
     assert mlx_reason in (other.unusable or "")

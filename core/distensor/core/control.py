@@ -16,6 +16,7 @@ from distensor.core.table import bytes_text, count_text, table
 class DeviceKind(StrEnum):
     CPU = "cpu"
     CUDA = "cuda"
+    ROCM = "rocm"
     MPS = "mps"
     MLX = "mlx"
 

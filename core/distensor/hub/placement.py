@@ -17,7 +17,7 @@ from distensor.core.ids import DeviceId, NodeId, Rank
 from distensor.core.parallel import Axis, RankLayout
 
 _KINDS = tuple(DeviceKind)
-_PREFERENCE = (DeviceKind.CUDA, DeviceKind.MPS, DeviceKind.MLX, DeviceKind.CPU)
+_PREFERENCE = (DeviceKind.CUDA, DeviceKind.ROCM, DeviceKind.MPS, DeviceKind.MLX, DeviceKind.CPU)
 _CUTS = (Axis.DP, Axis.PP, Axis.CP, Axis.TP)
 _MOST_NAMED = 8
 

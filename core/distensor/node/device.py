@@ -26,6 +26,11 @@ def torch_device(kind: DeviceKind, device_id: DeviceId) -> torch.device:
                     f"device {device_id!r}: this torch ({torch.__version__}) sees no CUDA device of that id"
                 )
             return torch.device("cuda", 0)
+        case DeviceKind.ROCM:
+            # The supervisor has set ROCR_VISIBLE_DEVICES to its UUID; torch calls the devices of ROCm 'cuda' too.
+            if not (torch.version.hip and torch.cuda.is_available()):
+                raise ConfigError(f"device {device_id!r}: torch {torch.__version__} has no usable ROCm here")
+            return torch.device("cuda", 0)
         case DeviceKind.MPS:
             if not torch.backends.mps.is_available():
                 raise ConfigError(f"device {device_id!r}: torch {torch.__version__} has no usable Metal (MPS) here")

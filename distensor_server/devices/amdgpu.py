@@ -1,0 +1,155 @@
+"""AMD GPUs through sysfs, as plain JSON values. Runs in the probe child only: a driver in trouble can hang a read.
+
+Files: Documentation/gpu/amdgpu/thermal.rst and driver-misc.rst of the Linux kernel (hwmon, gpu_busy_percent, mem_info_,
+unique_id), and for processes the topology of amdkfd. A file that is missing or refuses is `{"unavailable": reason}`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from distensor_server.devices.nvml import process_name
+
+Json: TypeAlias = dict[str, Any]
+
+ROOT = Path("/")
+VENDOR = "0x1002"
+_CARD = re.compile(r"card\d+")
+_ASLEEP = {"unavailable": "the GPU sleeps, and reading would wake it"}
+_TEMPERATURES = ("junction", "edge")
+"""Labels of hwmon temperatures, the one that limits the clock first."""
+
+
+def probe_amd(root: Path = ROOT) -> Json:
+    """All GPUs that the kernel's driver amdgpu has taken, and whether ROCm programs may use them."""
+    return {
+        "kfd": _kfd(root / "dev/kfd"),
+        "rocm": _text(root / "opt/rocm/.info/version") or {"unavailable": "no /opt/rocm (torch brings its own)"},
+        "devices": [{"index": index, **_device(device, root)} for index, device in enumerate(_gpus(root))],
+    }
+
+
+def has_amd(root: Path = ROOT) -> bool:
+    """Whether it is worth while to ask. Vendor numbers are the kernel's own and wake nothing."""
+    return bool(_gpus(root))
+
+
+def _gpus(root: Path) -> list[Path]:
+    cards = [c / "device" for c in sorted((root / "sys/class/drm").glob("card*")) if _CARD.fullmatch(c.name)]
+    return [device for device in cards if _text(device / "vendor") == VENDOR]
+
+
+def _kfd(file: Path) -> str:
+    if not file.exists():
+        return "missing"
+    return "ok" if os.access(file, os.R_OK | os.W_OK) else "denied"
+
+
+def _device(device: Path, root: Path) -> Json:
+    facts = dict(_pairs(device / "uevent"))
+    unique = _text(device / "unique_id")
+    identity: Json = {
+        "unique_id": unique or {"unavailable": "the driver gives this GPU no unique_id"},
+        "name": _text(device / "product_name") or f"AMD GPU {facts.get('PCI_ID', '')}".strip(),
+        "bus": facts.get("PCI_SLOT_NAME", ""),
+        "module": facts.get("DRIVER", "none"),
+        "driver": _text(root / "sys/module/amdgpu/version") or _text(root / "proc/sys/kernel/osrelease"),
+        "memory_total": _number(device / "mem_info_vram_total"),
+        "memory_used": _number(device / "mem_info_vram_used"),
+        "processes": _processes(root, unique),
+    }
+    if _text(device / "power/runtime_status") == "suspended":
+        return {**identity, **dict.fromkeys(("utilization", "temperature_c", "power_w", "clock_mhz"), _ASLEEP)}
+    return {**identity, "utilization": _number(device / "gpu_busy_percent", 100), **_sensors(device)}
+
+
+def _sensors(device: Path) -> Json:
+    hwmon = next(iter(sorted(device.glob("hwmon/hwmon*"))), device / "hwmon")
+    heat = _temperature_input(hwmon)
+    average, now = _number(hwmon / "power1_average", 1e6), _number(hwmon / "power1_input", 1e6)
+    return {
+        "temperature_c": _number(hwmon / f"{heat}_input", 1000),
+        "temperature_limit_c": _number(hwmon / f"{heat}_crit", 1000),
+        "power_w": now if isinstance(average, dict) else average,
+        "power_limit_w": _number(hwmon / "power1_cap", 1e6),
+        "fan": _share(_number(hwmon / "pwm1"), _number(hwmon / "pwm1_max")),
+        "clock_mhz": _number(hwmon / "freq1_input", 1e6),
+        "clock_limit_mhz": _highest_level(device / "pp_dpm_sclk"),
+        "memory_clock_mhz": _number(hwmon / "freq2_input", 1e6),
+    }
+
+
+def _temperature_input(hwmon: Path) -> str:
+    labels = {_text(file): file.name.removesuffix("_label") for file in sorted(hwmon.glob("temp*_label"))}
+    return next((labels[label] for label in _TEMPERATURES if label in labels), "temp1")
+
+
+def _highest_level(file: Path) -> Any:
+    """The last of the lines '7: 1590Mhz *'."""
+    levels = [int(found) for found in re.findall(r"^\d+:\s*(\d+)\s*mhz", _text(file), re.MULTILINE | re.IGNORECASE)]
+    return float(max(levels)) if levels else {"unavailable": "the driver lists no clock levels"}
+
+
+def _processes(root: Path, unique: str) -> Any:
+    """Compute processes with their memory; programs that only draw are not known to amdkfd."""
+    kfd = root / "sys/class/kfd/kfd"
+    gpu = _kfd_id(kfd, unique)
+    if gpu is None:
+        return {"unavailable": "amdkfd does not list this GPU"}
+    found = []
+    for folder in sorted(kfd.glob("proc/*")):
+        memory = _number(folder / f"vram_{gpu}")
+        if isinstance(memory, int | float) and folder.name.isdigit():
+            pid = int(folder.name)
+            found.append({"pid": pid, "name": process_name(pid, root / "proc"), "type": "compute", "memory": memory})
+    return found
+
+
+def _kfd_id(kfd: Path, unique: str) -> str | None:
+    """amdkfd writes the same number in decimal."""
+    if not re.fullmatch(r"[0-9a-fA-F]+", unique):
+        return None
+    wanted = str(int(unique, 16))
+    for node in sorted(kfd.glob("topology/nodes/*")):
+        if dict(line.split(None, 1) for line in _lines(node / "properties") if " " in line).get("unique_id") == wanted:
+            return _text(node / "gpu_id")
+    return None
+
+
+def _pairs(file: Path) -> Iterator[tuple[str, str]]:
+    for line in _lines(file):
+        name, equals, value = line.partition("=")
+        if equals:
+            yield name, value
+
+
+def _lines(file: Path) -> list[str]:
+    return _text(file).splitlines()
+
+
+def _share(value: Any, greatest: Any) -> Any:
+    if isinstance(value, dict):
+        return value
+    return value / (255 if isinstance(greatest, dict) or not greatest else greatest)
+
+
+def _number(file: Path, divisor: float = 1) -> Any:
+    """The number in a file; an integer when nothing is divided."""
+    try:
+        value = int(file.read_text())
+    except OSError as error:
+        return {"unavailable": f"{file.name}: {(error.strerror or 'cannot be read').lower()}"}
+    except ValueError:
+        return {"unavailable": f"{file.name} holds no number"}
+    return value if divisor == 1 else value / divisor
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace").strip()
+    except OSError:
+        return ""
