@@ -15,7 +15,8 @@ from distensor.core.control import Earnings, JobState, Unit, UnitKey
 from distensor.core.errors import AuthenticationError, ControlError, StaleEpochError
 from distensor.core.ids import DeviceId, Epoch, JobId, NodeId, Rank, WorkerId
 from distensor.core.parallel import ParallelConfig
-from distensor.hub.metering import UnitState, record_claims, record_receipts
+from distensor.core.statement import UnitState
+from distensor.hub.metering import record_claims, record_receipts
 from distensor.hub.records import JobRecord, NodeRecord, RankRecord
 from distensor.hub.repository import Store
 from distensor.hub.sqlite_store import SqliteStore
@@ -72,14 +73,14 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         yield filled
 
 
-def claim(store: Store, *units: Unit, node_id: NodeId = NODES[0]) -> tuple[str, ...]:
+def claim(store: Store, *units: Unit, node_id: NodeId = NODES[0], hour: int = 1) -> tuple[str, ...]:
     with store.transaction() as books:
-        return record_claims(books, node_id, units).refused
+        return record_claims(books, node_id, units, hour=hour).refused
 
 
-def receive(store: Store, *units: Unit, owner: str = "main") -> None:
+def receive(store: Store, *units: Unit, owner: str = "main", hour: int = 1) -> None:
     with store.transaction() as books, store.part():
-        record_receipts(books, owner, units)
+        record_receipts(books, owner, units, hour=hour)
 
 
 def earned(store: Store, node_id: NodeId = NODES[0]) -> Earnings:

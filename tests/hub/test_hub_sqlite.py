@@ -52,7 +52,7 @@ def test_a_unit_is_two_entries_that_sum_to_zero(path: Path) -> None:
     [
         ("UPDATE entries SET amount = 1", "append-only"),
         ("DELETE FROM entries", "append-only"),
-        ("INSERT INTO entries SELECT NULL, job_id, epoch, step, rank, account, 5 FROM entries LIMIT 1", "UNIQUE"),
+        ("INSERT INTO entries SELECT NULL, job_id, epoch, step, rank, account, 5, 0 FROM entries LIMIT 1", "UNIQUE"),
         ("UPDATE jobs SET epoch = 1", "never falls"),
         ("UPDATE meta SET value = 0", "never falls"),
         ("INSERT INTO units VALUES ('j_none', 1, 1, 1, 'n_a', 'claimed', 1, NULL)", "FOREIGN KEY"),
@@ -73,7 +73,7 @@ def test_the_database_itself_refuses(path: Path, statement: str, why: str) -> No
 
 def test_a_posting_that_comes_twice_is_refused_by_the_database(path: Path) -> None:
     """Should the logic above it ever fail: the unique key holds."""
-    posting = Posting(key=unit(0).key, debit="trainer:main", credit="node:n_a", amount=1000)
+    posting = Posting(key=unit(0).key, debit="trainer:main", credit="node:n_a", amount=1000, hour=1)
     with closing(SqliteStore(path)) as store:
         fill(store)
         with store.transaction() as books:
@@ -148,7 +148,7 @@ def test_a_newer_version_is_refused_by_name(path: Path) -> None:
     SqliteStore(path).close()
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA user_version = 99")
-    with pytest.raises(StoreError, match=r"version 99, this hub knows up to 1.*newer disTensor"):
+    with pytest.raises(StoreError, match=r"version 99, this hub knows up to 2.*newer disTensor"):
         SqliteStore(path)
 
 

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from distensor.comm.backoff import Backoff
 from distensor.comm.channels import MAX_UNITS_PER_MESSAGE
@@ -27,11 +28,18 @@ from distensor.comm.messages import (
     Welcome,
 )
 from distensor.comm.outbox import ClaimBook, ReportBoard
+from distensor.comm.statement_codec import (
+    read_statement,
+    read_units,
+    write_query,
+    write_units_query,
+)
 from distensor.core.clock import SYSTEM_CLOCK, Clock
 from distensor.core.control import Assignment, NodeInfo, Unit, WorkerChange, WorkerReady
-from distensor.core.errors import DistensorError, HubProtocolError
+from distensor.core.errors import DistensorError, HubProtocolError, HubUnreachableError
 from distensor.core.ids import Epoch, JobId
 from distensor.core.reading import Unavailable
+from distensor.core.statement import Statement, StatementQuery, UnitsPage, UnitsQuery
 
 CLAIM_SECONDS = 0.5
 REJECTED_RETRY_SECONDS = 30.0
@@ -98,6 +106,24 @@ class NodeLink:
     def claim(self, unit: Unit) -> None:
         """Claim a unit of work. It is kept and sent again until the hub has it in its books."""
         self._claims.add(unit)
+
+    async def statement(self, query: StatementQuery) -> Statement:
+        """One page of what the hub has credited.
+
+        Raises:
+            ControlError: the hub is away (HubUnreachableError), or too old to know the question.
+        """
+        return read_statement(await self._ask("Statement", write_query(query)))
+
+    async def units(self, query: UnitsQuery) -> UnitsPage:
+        """One page of units in the hub's books. Raises like `statement`."""
+        return read_units(await self._ask("Units", write_units_query(query)), query)
+
+    async def _ask(self, method: str, request: Any) -> Any:
+        stream = self._stream
+        if stream is None:
+            raise HubUnreachableError("not connected to the hub")
+        return await stream.ask(method, request, self._identity.metadata)
 
     def set_accepting(self, accepting: bool) -> None:
         """Whether new work is welcome; the hub hears it at once."""

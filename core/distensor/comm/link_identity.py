@@ -46,6 +46,17 @@ class LinkIdentity:
             return self._credential.address
         return "" if self._token is None else str(self._token.address)
 
+    @property
+    def metadata(self) -> Metadata:
+        """What a node that has joined shows with each call.
+
+        Raises:
+            AuthenticationError: it has not joined yet.
+        """
+        if self._credential is None:
+            raise AuthenticationError("this node has not joined a hub yet")
+        return bearer("node", self._credential.node_id, self._credential.secret)
+
     async def resolve(self) -> tuple[HubAddress, str, Metadata]:
         """Where to connect, what to trust and what to show.
 

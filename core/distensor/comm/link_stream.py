@@ -81,6 +81,18 @@ class LinkStream:
             return None
         return read_hub_message(message)
 
+    async def ask(self, method: str, request: Any, metadata: tuple[tuple[str, str], ...]) -> Any:
+        """One call beside the stream, on the same connection.
+
+        Raises:
+            ControlError: what the hub refused, or that it does not answer within 10 seconds.
+        """
+        try:
+            call = getattr(ControlStub(self._channel), method)  # type: ignore[no-untyped-call]  # generated
+            return await call(request, metadata=metadata, timeout=CONNECT_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise error_of_status(error.code(), error.details() or "", self._address) from error
+
     async def close(self) -> None:
         self._call.cancel()
         await self._channel.close(None)

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Protocol
 import grpc
 import grpc.aio
 
-from distensor.comm import codec
+from distensor.comm import codec, statement_codec
 from distensor.comm.address import HubAddress
 from distensor.comm.channels import EOF, MAX_UNITS_PER_MESSAGE, SERVER_OPTIONS
 from distensor.comm.failures import status_of_error
@@ -20,6 +20,7 @@ from distensor.comm.stream_codec import read_node_message, write_hub_message
 from distensor.core.control import JobSpec, JobState, JobUpdate, Mesh, Unit
 from distensor.core.errors import AuthenticationError, ControlError, DistensorError, HubProtocolError
 from distensor.core.ids import Epoch, JobId
+from distensor.core.statement import Statement, StatementQuery, UnitsPage, UnitsQuery
 from distensor.proto import control_pb2 as pb
 from distensor.proto.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
 
@@ -97,6 +98,10 @@ class ControlService(Protocol):
     async def report_units(self, who: Principal, units: Sequence[Unit]) -> None: ...
 
     async def end_job(self, who: Principal, job_id: JobId, state: JobState, reason: str) -> None: ...
+
+    async def statement(self, who: Principal, query: StatementQuery) -> Statement: ...
+
+    async def units(self, who: Principal, query: UnitsQuery) -> UnitsPage: ...
 
 
 def read_bearer(metadata: Sequence[tuple[str, str | bytes]] | None) -> Bearer:
@@ -182,6 +187,18 @@ class _Servicer(ControlServicer):
             job_id = JobId(codec.read_name(request.job_id, "job_id"))
             await self._service.end_job(who, job_id, state, codec.read_text(request.reason, "reason"))
             return pb.EndJobReply()
+
+    async def Statement(self, request: pb.StatementRequest, context: Any) -> pb.StatementReply:
+        async with _answering(context):
+            who = await self._recognise(context)
+            found = await self._service.statement(who, statement_codec.read_query(request))
+            return statement_codec.write_statement(found)
+
+    async def Units(self, request: pb.UnitsRequest, context: Any) -> pb.UnitsReply:
+        async with _answering(context):
+            who = await self._recognise(context)
+            found = await self._service.units(who, statement_codec.read_units_query(request))
+            return statement_codec.write_units(found)
 
 
 def _read_units(request: pb.ReportUnitsRequest) -> tuple[Unit, ...]:

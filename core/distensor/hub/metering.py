@@ -11,21 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Protocol
 
 from distensor.core.control import Earnings, Unit, UnitKey
 from distensor.core.errors import AuthenticationError, ControlError, StaleEpochError
 from distensor.core.ids import Epoch, JobId, NodeId, Rank
+from distensor.core.statement import UnitState
 
 MICRO_PER_MICRO_BATCH = 1000
-
-
-class UnitState(StrEnum):
-    CLAIMED = "claimed"
-    RECEIVED = "received"
-    CREDITED = "credited"
-    MISMATCHED = "mismatched"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +40,8 @@ class Posting:
     debit: str
     credit: str
     amount: int
+    hour: int
+    """Of the hub's clock, since 1970 in UTC. Only for sums by time: it proves nothing and orders nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +84,7 @@ def trainer_account(owner: str) -> str:
     return f"trainer:{owner}"
 
 
-def record_claims(books: UnitBooks, node_id: NodeId, units: Iterable[Unit]) -> Recorded:
+def record_claims(books: UnitBooks, node_id: NodeId, units: Iterable[Unit], *, hour: int) -> Recorded:
     """Enter a node's claims. One that is not the node's to make is refused; the others are entered."""
     refused: list[str] = []
     for unit in units:
@@ -99,11 +94,11 @@ def record_claims(books: UnitBooks, node_id: NodeId, units: Iterable[Unit]) -> R
         elif unit.key.epoch < place.epoch:
             refused.append(_stale(unit.key, place.epoch))
         else:
-            _enter(books, place, unit, claim=True)
+            _enter(books, place, unit, claim=True, hour=hour)
     return Recorded(earnings={node_id: books.earnings(node_id)}, refused=tuple(refused))
 
 
-def record_receipts(books: UnitBooks, owner: str, units: Iterable[Unit]) -> Recorded:
+def record_receipts(books: UnitBooks, owner: str, units: Iterable[Unit], *, hour: int) -> Recorded:
     """Enter a trainer's receipts, all or none.
 
     Raises:
@@ -114,7 +109,7 @@ def record_receipts(books: UnitBooks, owner: str, units: Iterable[Unit]) -> Reco
     nodes: set[NodeId] = set()
     for unit in units:
         place = _receivable(books, owner, unit.key)
-        _enter(books, place, unit, claim=False)
+        _enter(books, place, unit, claim=False, hour=hour)
         nodes.add(place.node_id)
     return Recorded(earnings={node_id: books.earnings(node_id) for node_id in sorted(nodes)})
 
@@ -130,7 +125,7 @@ def _receivable(books: UnitBooks, owner: str, key: UnitKey) -> PlaceOfWork:
     return place
 
 
-def _enter(books: UnitBooks, place: PlaceOfWork, unit: Unit, *, claim: bool) -> None:
+def _enter(books: UnitBooks, place: PlaceOfWork, unit: Unit, *, claim: bool, hour: int) -> None:
     before = books.find_unit(unit.key)
     after = with_claim(before, unit, place.node_id) if claim else with_receipt(before, unit, place.node_id)
     if after == before:
@@ -143,6 +138,7 @@ def _enter(books: UnitBooks, place: PlaceOfWork, unit: Unit, *, claim: bool) -> 
                 debit=trainer_account(place.owner),
                 credit=node_account(place.node_id),
                 amount=unit.micro_batches * MICRO_PER_MICRO_BATCH,
+                hour=hour,
             )
         )
 

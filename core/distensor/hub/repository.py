@@ -8,6 +8,7 @@ from typing import Protocol
 
 from distensor.core.control import Earnings
 from distensor.core.ids import Epoch, Generation, JobId, NodeId
+from distensor.core.statement import Statement, StatementQuery, UnitsPage, UnitsQuery
 from distensor.hub.metering import UnitBooks
 from distensor.hub.records import JobRecord, NodeRecord, RankRecord, TokenRecord
 
@@ -46,6 +47,12 @@ class Books(UnitBooks, Protocol):
         """State and reason only; ranks have their own rows."""
 
     def save_rank(self, job_id: JobId, epoch: Epoch, rank: RankRecord) -> None: ...
+
+    def statement(self, node_id: NodeId, query: StatementQuery) -> Statement:
+        """What the node's account was credited, by hour and rank; `earnings` are those of the same transaction."""
+
+    def units(self, node_id: NodeId, query: UnitsQuery) -> UnitsPage:
+        """The units of one rank that are the node's, by step."""
 
 
 class Store(Protocol):

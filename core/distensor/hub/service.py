@@ -14,6 +14,7 @@ from distensor.core.clock import Clock
 from distensor.core.control import JobSpec, JobState, JobUpdate, Mesh, Unit, WorkerChange, WorkerReady
 from distensor.core.errors import AuthenticationError, ConfigError, HubProtocolError
 from distensor.core.ids import Epoch, JobId, NodeId
+from distensor.core.statement import Statement, StatementQuery, UnitsPage, UnitsQuery, hour_of
 from distensor.hub import access
 from distensor.hub.effects import (
     Disconnect,
@@ -169,7 +170,8 @@ class HubService:
         node_id = self._machine.node_of(number)
         if node_id is None:
             return
-        recorded = self._writer.submit(lambda books: record_claims(books, node_id, claims.units))
+        hour = hour_of(self._clock.now())
+        recorded = self._writer.submit(lambda books: record_claims(books, node_id, claims.units, hour=hour))
 
         def done() -> None:
             self._booked(recorded.result())
@@ -182,6 +184,14 @@ class HubService:
         if number is not None:
             del self._sessions[number]
             self._apply(self._machine.leave(number, self._clock.monotonic()))
+
+    async def statement(self, who: Principal, query: StatementQuery) -> Statement:
+        node_id = _require_node(who)
+        return await self._writer.submit(lambda books: books.statement(node_id, query))
+
+    async def units(self, who: Principal, query: UnitsQuery) -> UnitsPage:
+        node_id = _require_node(who)
+        return await self._writer.submit(lambda books: books.units(node_id, query))
 
     # Trainers
 
@@ -213,7 +223,8 @@ class HubService:
 
     async def report_units(self, who: Principal, units: Sequence[Unit]) -> None:
         owner = _require_trainer(who)
-        recorded = self._writer.submit(lambda books: record_receipts(books, owner, units))
+        hour = hour_of(self._clock.now())
+        recorded = self._writer.submit(lambda books: record_receipts(books, owner, units, hour=hour))
         delivered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done() -> None:
@@ -306,6 +317,12 @@ def _save_all(books: Books, saves: Iterable[Save]) -> None:
                 books.save_rank(save.job_id, save.epoch, save.rank)
             case SpendToken():
                 books.spend_token(save.node.node_id)
+
+
+def _require_node(who: Principal) -> NodeId:
+    if who.kind != "node":
+        raise AuthenticationError("this call is for nodes that have joined; another kind of secret was shown")
+    return NodeId(who.subject)
 
 
 def _require_trainer(who: Principal) -> str:

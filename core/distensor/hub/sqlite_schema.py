@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-SCHEMA_VERSION = 1
-
-SCHEMA = """
+_FIRST = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
 
 CREATE TABLE tokens (
@@ -99,3 +97,33 @@ BEGIN
     ON CONFLICT (account) DO UPDATE SET amount = amount + excluded.amount, entries = entries + 1;
 END;
 """
+
+# Version 2: what was posted when. Hour 0 holds what was posted before.
+_HOURS = """
+ALTER TABLE entries ADD COLUMN hour INTEGER NOT NULL DEFAULT 0;
+
+CREATE TABLE hourly (
+    account TEXT NOT NULL,
+    hour INTEGER NOT NULL,
+    job_id TEXT NOT NULL,
+    epoch INTEGER NOT NULL,
+    rank INTEGER NOT NULL,
+    amount INTEGER NOT NULL,
+    entries INTEGER NOT NULL,
+    PRIMARY KEY (account, hour, job_id, epoch, rank)
+) STRICT, WITHOUT ROWID;
+
+INSERT INTO hourly SELECT account, 0, job_id, epoch, rank, sum(amount), count(*) FROM entries
+GROUP BY account, job_id, epoch, rank;
+
+CREATE TRIGGER entries_change_hours AFTER INSERT ON entries
+BEGIN
+    INSERT INTO hourly VALUES (NEW.account, NEW.hour, NEW.job_id, NEW.epoch, NEW.rank, NEW.amount, 1)
+    ON CONFLICT (account, hour, job_id, epoch, rank)
+    DO UPDATE SET amount = amount + excluded.amount, entries = entries + 1;
+END;
+"""
+
+UPGRADES = (_FIRST, _HOURS)
+"""UPGRADES[n] leads from version n to n + 1."""
+SCHEMA_VERSION = len(UPGRADES)

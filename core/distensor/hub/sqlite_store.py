@@ -11,12 +11,14 @@ from typing import Any
 from distensor.core.control import Earnings, JobState, UnitKey, WorkerState
 from distensor.core.errors import StoreError
 from distensor.core.ids import DeviceId, Epoch, Generation, JobId, NodeId, Rank, WorkerId
+from distensor.core.statement import Statement, StatementQuery, UnitsPage, UnitsQuery, UnitState
 from distensor.hub.machine import MOST_ENDED
-from distensor.hub.metering import PlaceOfWork, Posting, UnitRecord, UnitState, node_account
+from distensor.hub.metering import PlaceOfWork, Posting, UnitRecord, node_account
 from distensor.hub.record_json import info_from_json, info_to_json, parallel_from_json, parallel_to_json
 from distensor.hub.records import JobRecord, NodeRecord, RankRecord, TokenRecord
 from distensor.hub.repository import Snapshot
-from distensor.hub.sqlite_schema import SCHEMA, SCHEMA_VERSION
+from distensor.hub.sqlite_schema import SCHEMA_VERSION, UPGRADES
+from distensor.hub.sqlite_statement import statement, units_page
 
 _LIVE = (JobState.PLACED.value, JobState.RUNNING.value)
 
@@ -48,9 +50,8 @@ class SqliteStore:
                 f"database {self._path} has version {version}, this hub knows up to {SCHEMA_VERSION}: "
                 "it was written by a newer disTensor; install that version or a later one"
             )
-        if version < SCHEMA_VERSION:
-            script = f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
-            self._connection.executescript(script)
+        for number, script in enumerate(UPGRADES[version:], version + 1):
+            self._connection.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
 
     @contextmanager
     def transaction(self) -> Iterator[SqliteBooks]:
@@ -253,8 +254,11 @@ class SqliteBooks:
         """Two entries that sum to zero. The same unit twice violates the ledger's unique key."""
         columns = _columns(posting.key)
         self._run_many(
-            "INSERT INTO entries (job_id, epoch, step, rank, account, amount) VALUES (?, ?, ?, ?, ?, ?)",
-            [(*columns, posting.debit, -posting.amount), (*columns, posting.credit, posting.amount)],
+            "INSERT INTO entries (job_id, epoch, step, rank, account, amount, hour) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [
+                (*columns, posting.debit, -posting.amount, posting.hour),
+                (*columns, posting.credit, posting.amount, posting.hour),
+            ],
         )
 
     def earnings(self, node_id: NodeId) -> Earnings:
@@ -264,6 +268,12 @@ class SqliteBooks:
         ).fetchone()
         amount, units = row or (0, 0)
         return Earnings(confirmed_micro=amount, confirmed_units=units, pending_units=pending)
+
+    def statement(self, node_id: NodeId, query: StatementQuery) -> Statement:
+        return statement(self._run, node_id, query, self.earnings(node_id))
+
+    def units(self, node_id: NodeId, query: UnitsQuery) -> UnitsPage:
+        return units_page(self._run, node_id, query)
 
 
 def _columns(key: UnitKey) -> tuple[str, int, int, int]:

@@ -1017,3 +1017,209 @@ class EndJobReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EndJobReply: _TypeAlias = EndJobReply  # noqa: Y015
+
+@_typing.final
+class StatementKey(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOUR_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    hour: _builtins.int
+    """since 1970, UTC"""
+    job_id: _builtins.str
+    epoch: _builtins.int
+    rank: _builtins.int
+    def __init__(
+        self,
+        *,
+        hour: _builtins.int = ...,
+        job_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        rank: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "hour", b"hour", "job_id", b"job_id", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StatementKey: _TypeAlias = StatementKey  # noqa: Y015
+
+@_typing.final
+class StatementRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SINCE_HOUR_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    MOST_FIELD_NUMBER: _builtins.int
+    since_hour: _builtins.int
+    most: _builtins.int
+    @_builtins.property
+    def after(self) -> Global___StatementKey: ...
+    def __init__(
+        self,
+        *,
+        since_hour: _builtins.int = ...,
+        after: Global___StatementKey | None = ...,
+        most: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "most", b"most", "since_hour", b"since_hour"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StatementRequest: _TypeAlias = StatementRequest  # noqa: Y015
+
+@_typing.final
+class StatementRowMessage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    DEVICE_ID_FIELD_NUMBER: _builtins.int
+    UNITS_FIELD_NUMBER: _builtins.int
+    MICRO_FIELD_NUMBER: _builtins.int
+    device_id: _builtins.str
+    units: _builtins.int
+    micro: _builtins.int
+    @_builtins.property
+    def key(self) -> Global___StatementKey: ...
+    def __init__(
+        self,
+        *,
+        key: Global___StatementKey | None = ...,
+        device_id: _builtins.str = ...,
+        units: _builtins.int = ...,
+        micro: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_id", b"device_id", "key", b"key", "micro", b"micro", "units", b"units"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StatementRowMessage: _TypeAlias = StatementRowMessage  # noqa: Y015
+
+@_typing.final
+class StatementReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    EARNINGS_FIELD_NUMBER: _builtins.int
+    PAID_MICRO_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    paid_micro: _builtins.int
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___StatementRowMessage]: ...
+    @_builtins.property
+    def earnings(self) -> Global___EarningsMessage: ...
+    def __init__(
+        self,
+        *,
+        rows: _abc.Iterable[Global___StatementRowMessage] | None = ...,
+        more: _builtins.bool = ...,
+        earnings: Global___EarningsMessage | None = ...,
+        paid_micro: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["earnings", b"earnings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["earnings", b"earnings", "more", b"more", "paid_micro", b"paid_micro", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StatementReply: _TypeAlias = StatementReply  # noqa: Y015
+
+@_typing.final
+class UnitsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    FROM_STEP_FIELD_NUMBER: _builtins.int
+    MOST_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    epoch: _builtins.int
+    rank: _builtins.int
+    from_step: _builtins.int
+    most: _builtins.int
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        rank: _builtins.int = ...,
+        from_step: _builtins.int = ...,
+        most: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "from_step", b"from_step", "job_id", b"job_id", "most", b"most", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnitsRequest: _TypeAlias = UnitsRequest  # noqa: Y015
+
+@_typing.final
+class UnitMessage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    CLAIMED_FIELD_NUMBER: _builtins.int
+    RECEIVED_FIELD_NUMBER: _builtins.int
+    MICRO_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    state: _builtins.str
+    claimed: _builtins.int
+    received: _builtins.int
+    micro: _builtins.int
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        state: _builtins.str = ...,
+        claimed: _builtins.int | None = ...,
+        received: _builtins.int | None = ...,
+        micro: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_claimed", b"_claimed", "_received", b"_received", "claimed", b"claimed", "received", b"received"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_claimed", b"_claimed", "_received", b"_received", "claimed", b"claimed", "micro", b"micro", "received", b"received", "state", b"state", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__claimed: _TypeAlias = _typing.Literal["claimed"]  # noqa: Y015
+    _WhichOneofArgType__claimed: _TypeAlias = _typing.Literal["_claimed", b"_claimed"]  # noqa: Y015
+    _WhichOneofReturnType__received: _TypeAlias = _typing.Literal["received"]  # noqa: Y015
+    _WhichOneofArgType__received: _TypeAlias = _typing.Literal["_received", b"_received"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__claimed) -> _WhichOneofReturnType__claimed | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__received) -> _WhichOneofReturnType__received | None: ...
+
+Global___UnitMessage: _TypeAlias = UnitMessage  # noqa: Y015
+
+@_typing.final
+class UnitsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNITS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    @_builtins.property
+    def units(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnitMessage]: ...
+    def __init__(
+        self,
+        *,
+        units: _abc.Iterable[Global___UnitMessage] | None = ...,
+        more: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "units", b"units"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnitsReply: _TypeAlias = UnitsReply  # noqa: Y015

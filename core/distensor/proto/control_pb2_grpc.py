@@ -64,6 +64,16 @@ class ControlStub:
                 request_serializer=distensor_dot_proto_dot_control__pb2.EndJobRequest.SerializeToString,
                 response_deserializer=distensor_dot_proto_dot_control__pb2.EndJobReply.FromString,
                 _registered_method=True)
+        self.Statement = channel.unary_unary(
+                '/distensor.v1.Control/Statement',
+                request_serializer=distensor_dot_proto_dot_control__pb2.StatementRequest.SerializeToString,
+                response_deserializer=distensor_dot_proto_dot_control__pb2.StatementReply.FromString,
+                _registered_method=True)
+        self.Units = channel.unary_unary(
+                '/distensor.v1.Control/Units',
+                request_serializer=distensor_dot_proto_dot_control__pb2.UnitsRequest.SerializeToString,
+                response_deserializer=distensor_dot_proto_dot_control__pb2.UnitsReply.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -110,6 +120,19 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Statement(self, request, context):
+        """For nodes, about their own account: what was credited by the hour, and single units.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Units(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -142,6 +165,16 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.EndJob,
                     request_deserializer=distensor_dot_proto_dot_control__pb2.EndJobRequest.FromString,
                     response_serializer=distensor_dot_proto_dot_control__pb2.EndJobReply.SerializeToString,
+            ),
+            'Statement': grpc.unary_unary_rpc_method_handler(
+                    servicer.Statement,
+                    request_deserializer=distensor_dot_proto_dot_control__pb2.StatementRequest.FromString,
+                    response_serializer=distensor_dot_proto_dot_control__pb2.StatementReply.SerializeToString,
+            ),
+            'Units': grpc.unary_unary_rpc_method_handler(
+                    servicer.Units,
+                    request_deserializer=distensor_dot_proto_dot_control__pb2.UnitsRequest.FromString,
+                    response_serializer=distensor_dot_proto_dot_control__pb2.UnitsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -306,6 +339,60 @@ class Control:
             '/distensor.v1.Control/EndJob',
             distensor_dot_proto_dot_control__pb2.EndJobRequest.SerializeToString,
             distensor_dot_proto_dot_control__pb2.EndJobReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Statement(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/distensor.v1.Control/Statement',
+            distensor_dot_proto_dot_control__pb2.StatementRequest.SerializeToString,
+            distensor_dot_proto_dot_control__pb2.StatementReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Units(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/distensor.v1.Control/Units',
+            distensor_dot_proto_dot_control__pb2.UnitsRequest.SerializeToString,
+            distensor_dot_proto_dot_control__pb2.UnitsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -10,7 +10,17 @@ from dataclasses import dataclass, field, replace
 from distensor.core.control import Earnings, UnitKey
 from distensor.core.errors import StoreError
 from distensor.core.ids import Epoch, Generation, JobId, NodeId, Rank
-from distensor.hub.metering import PlaceOfWork, Posting, UnitRecord, UnitState, node_account
+from distensor.core.statement import (
+    HubUnit,
+    RowKey,
+    Statement,
+    StatementQuery,
+    StatementRow,
+    UnitsPage,
+    UnitsQuery,
+    UnitState,
+)
+from distensor.hub.metering import PlaceOfWork, Posting, UnitRecord, node_account
 from distensor.hub.records import JobRecord, NodeRecord, RankRecord, TokenRecord
 from distensor.hub.repository import Snapshot
 
@@ -145,4 +155,34 @@ class MemoryBooks:
             confirmed_micro=sum(one.amount for one in mine),
             confirmed_units=len(mine),
             pending_units=pending,
+        )
+
+    def statement(self, node_id: NodeId, query: StatementQuery) -> Statement:
+        sums: dict[RowKey, StatementRow] = {}
+        for key, one in self._tables.postings.items():
+            if one.credit == node_account(node_id) and one.hour >= query.since_hour:
+                row = RowKey(hour=one.hour, job_id=key.job_id, epoch=key.epoch, rank=key.rank)
+                device = self._tables.jobs[key.job_id].ranks[key.rank].device_id
+                before = sums.get(row, StatementRow(key=row, device_id=device, units=0, micro=0))
+                sums[row] = replace(before, units=before.units + 1, micro=before.micro + one.amount)
+        rows = [sums[key] for key in sorted(sums) if query.after is None or key > query.after]
+        return Statement(rows=tuple(rows[: query.most]), more=len(rows) > query.most, earnings=self.earnings(node_id))
+
+    def units(self, node_id: NodeId, query: UnitsQuery) -> UnitsPage:
+        line = (query.job_id, query.epoch, query.rank)
+        found = [
+            self._hub_unit(unit)
+            for key, unit in sorted(self._tables.units.items())
+            if (key.job_id, key.epoch, key.rank) == line and key.step >= query.from_step and unit.node_id == node_id
+        ]
+        return UnitsPage(units=tuple(found[: query.most]), more=len(found) > query.most)
+
+    def _hub_unit(self, unit: UnitRecord) -> HubUnit:
+        posting = self._tables.postings.get(unit.key)
+        return HubUnit(
+            key=unit.key,
+            state=unit.state,
+            claimed=unit.claimed,
+            received=unit.received,
+            micro=0 if posting is None else posting.amount,
         )
