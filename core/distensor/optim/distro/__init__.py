@@ -1,0 +1,1 @@
+"""Optimizers that exchange a few bytes a step instead of all gradients (the DisTrO family)."""

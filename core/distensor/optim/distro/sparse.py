@@ -1,0 +1,244 @@
+"""What the sparse optimizers have in common: residuals out, messages in, one update that all workers apply alike.
+
+A step has two halves. `propose` takes the gradients into the residual, makes a message of its largest entries and takes
+what was sent out of the residual again: only this worker's own state changes. `apply` takes everybody's messages and
+changes the weights by nothing else, so that workers that got the same messages stay equal to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, overload
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from distensor.core.errors import ConfigError
+from distensor.optim.distro.codec import Rows, decode, encode
+from distensor.optim.distro.exchange import Exchange, exchange_of
+from distensor.optim.distro.layout import Layout, make_layout
+from distensor.optim.distro.packing import Packing
+from distensor.optim.distro.selection import add_rows, select
+
+RESIDUAL = "residual"
+SHARED = "shared"
+
+
+class _Pending:
+    """The exchange of the last step, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exchange")
+        self._under_way: tuple[bytes, Future[Sequence[bytes | None]]] | None = None
+
+    @property
+    def begun(self) -> bool:
+        return self._under_way is not None
+
+    def begin(self, message: bytes, exchange: Exchange) -> None:
+        self._under_way = message, self._thread.submit(exchange.gather, message)
+
+    def end(self) -> tuple[bytes, Sequence[bytes | None]]:
+        """The own message and everybody's; raises what the exchange raised."""
+        assert self._under_way is not None
+        message, future = self._under_way
+        self._under_way = None
+        return message, future.result()
+
+
+class SparseOptimizer(torch.optim.Optimizer):
+    """Base of the optimizers that exchange the largest entries of a residual.
+
+    Args:
+        k: entries of each chunk that travel.
+        chunk: elements of a chunk.
+        value_bits: 1 for a sign and one magnitude a chunk; 2 for two magnitudes.
+        delay: apply what was exchanged one step later, so that computing hides the exchange.
+        look_ahead: with `delay`, compute gradients where this worker's own pending update leads to: until the next step
+            its weights differ from the others' by that.
+        group: the workers; None for the default group, or this process alone. With `delay` it has to be a group that
+            nothing else uses, since the exchange runs beside the script.
+        exchange: instead of `group`, any other way to the workers.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        defaults: dict[str, Any],
+        *,
+        k: int,
+        chunk: int,
+        value_bits: int,
+        delay: bool,
+        look_ahead: bool,
+        group: dist.ProcessGroup | None,
+        exchange: Exchange | None,
+    ) -> None:
+        super().__init__(params, defaults)
+        if value_bits not in (1, 2):
+            raise ConfigError(f"value_bits = {value_bits}; expected 1 or 2")
+        self._value_bits = value_bits
+        self._tensors = [p for group_ in self.param_groups for p in group_["params"] if p.requires_grad]
+        self._device = self._tensors[0].device if self._tensors else torch.device("cpu")
+        self._exchange = exchange or exchange_of(group, self._device)
+        self.layout: Layout = self._make_layout(k, chunk)
+        self._packing = Packing(self.layout)
+        self._look_ahead = look_ahead
+        self._pending = _Pending() if delay else None
+        self.dropped = 0
+        """Own contributions that were not finite numbers and were sent to nobody."""
+        self.bytes_sent = self.bytes_received = 0
+        """Of messages, since the start: what this worker sent once, and what it got of the others."""
+
+    def _make_layout(self, k: int, chunk: int) -> Layout:
+        return make_layout([p.numel() for p in self._tensors], k=k, chunk=chunk)
+
+    # For subclasses
+
+    def _accumulate(self) -> None:
+        """Take the gradients into the residuals."""
+        raise NotImplementedError
+
+    def _update(self, mean: Sequence[Tensor]) -> None:
+        """Change the weights by the workers' mean, one tensor of the parameter's shape for each of `_tensors`."""
+        raise NotImplementedError
+
+    def _pack(self, residuals: Sequence[Tensor]) -> list[Tensor]:
+        return self._packing.pack(residuals)
+
+    def _unpack(self, matrices: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+        self._packing.unpack(matrices, into)
+
+    def _combine(self, updates: Sequence[list[Rows]]) -> list[Tensor]:
+        """The workers' updates, in the order of their ranks, as the sum divided by their number."""
+        sums = self._sum(updates)
+        for matrix in sums:
+            matrix.div_(max(1, len(updates)))
+        return sums
+
+    def _sum(self, updates: Sequence[list[Rows]]) -> list[Tensor]:
+        sums = self._packing.zeros(self._device)
+        for update in updates:
+            for matrix, rows in zip(sums, update, strict=True):
+                add_rows(matrix, rows)
+        return sums
+
+    def _with_groups(self, mean: Sequence[Tensor]) -> Iterator[tuple[Tensor, dict[str, Any], Tensor]]:
+        means = dict(zip(self._tensors, mean, strict=True))
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter in means:
+                    yield parameter, group, means[parameter]
+
+    # The two halves of a step
+
+    @torch.no_grad()
+    def propose(self) -> bytes:
+        """This worker's message for the present gradients. Called once a step."""
+        self._accumulate()
+        residuals = [self.state[p][RESIDUAL] for p in self._tensors]
+        matrices = self._pack(residuals)
+        if not all(bool(torch.isfinite(matrix.sum())) for matrix in matrices):
+            return self._drop(residuals)
+        chosen = [
+            select(matrix, block.kept, self._value_bits)
+            for matrix, block in zip(matrices, self.layout.blocks, strict=True)
+        ]
+        for matrix, selection in zip(matrices, chosen, strict=True):
+            matrix.scatter_add_(1, selection.places, -selection.values)
+        self._unpack(matrices, residuals)
+        return encode(self.layout, [selection.rows for selection in chosen])
+
+    def _drop(self, residuals: Sequence[Tensor]) -> bytes:
+        """Numbers that are not finite would stay in the residual for ever: it starts again from nothing."""
+        self.dropped += 1
+        for residual in residuals:
+            residual.zero_()
+        return b""
+
+    @torch.no_grad()
+    def apply(self, messages: Sequence[bytes | None]) -> None:
+        """The update that everybody's messages make, by rank. None and empty ones are of workers that sent nothing.
+
+        Raises:
+            FrameError: a message that is not one of this layout.
+        """
+        updates = [decode(self.layout, message) for message in messages if message]
+        mean = [torch.empty_like(p, dtype=torch.float32) for p in self._tensors]
+        self._unpack(self._combine(updates), mean)
+        self._update(mean)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Both halves and the exchange between them. All workers call it equally often."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._advance()
+        return loss
+
+    def _advance(self) -> None:
+        if self._pending is None:
+            self._exchange_and_apply(self.propose())
+        else:
+            self._step_late(self._pending)
+
+    def _exchange_and_apply(self, message: bytes) -> None:
+        messages = self._exchange.gather(message)
+        self.count(message, messages)
+        self.apply(messages)
+
+    def count(self, message: bytes, messages: Sequence[bytes | None]) -> None:
+        """Add one exchange to the counters."""
+        self.bytes_sent += len(message)
+        self.bytes_received += sum(len(m or b"") for m in messages) - len(message)
+
+    # One step late
+
+    @torch.no_grad()
+    def _step_late(self, pending: _Pending) -> None:
+        message = self.propose()
+        self.settle()
+        pending.begin(message, self._exchange)
+        if self._look_ahead and message:
+            self._save_shared()
+            self.apply([message])
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Apply what is still on its way, so that all workers have the same weights: before saving or evaluating."""
+        if self._pending is None or not self._pending.begun:
+            return
+        message, messages = self._pending.end()
+        self.count(message, messages)
+        self._restore_shared()
+        self.apply(messages)
+
+    def shared_weights(self) -> list[Tensor]:
+        """What all workers have in common now, a tensor for each trained parameter."""
+        return [self.state[p].get(SHARED, p.detach()) for p in self._tensors]
+
+    def _save_shared(self) -> None:
+        for parameter in self._tensors:
+            self.state[parameter][SHARED] = parameter.detach().clone()
+
+    def _restore_shared(self) -> None:
+        for parameter in self._tensors:
+            shared = self.state[parameter].pop(SHARED, None)
+            if shared is not None:
+                parameter.copy_(shared)
+
+    def _residual_of(self, parameter: Tensor) -> Tensor:
+        state = self.state[parameter]
+        if RESIDUAL not in state:
+            state[RESIDUAL] = torch.zeros_like(parameter, dtype=torch.float32)
+        residual: Tensor = state[RESIDUAL]
+        return residual
