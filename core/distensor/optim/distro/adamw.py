@@ -84,4 +84,4 @@ class DisTrOAdamW(SparseOptimizer):
     def _update(self, mean: Sequence[Tensor]) -> None:
         for parameter, group, direction in self._with_groups(mean):
             parameter.mul_(1.0 - group["lr"] * group["weight_decay"])
-            parameter.add_(direction.to(parameter.dtype), alpha=-group["lr"])
+            parameter.add_(direction, alpha=-group["lr"])

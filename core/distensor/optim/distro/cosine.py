@@ -57,6 +57,8 @@ def tiles_of(shape: tuple[int, ...]) -> Tiles:
 
 def transform(tensor: Tensor, tiles: Tiles) -> Tensor:
     """The coefficients, flat, tile after tile."""
+    if tiles.coefficients == 0:
+        return tensor.new_zeros(0, dtype=torch.float32)
     matrices = tensor.to(torch.float32).reshape(tiles.matrices, tiles.high, tiles.wide)
     tall, broad = tiles.rows * tiles.side_high, tiles.columns * tiles.side_wide
     padded = pad(matrices, (0, broad - tiles.wide, 0, tall - tiles.high))
@@ -68,6 +70,8 @@ def transform(tensor: Tensor, tiles: Tiles) -> Tensor:
 
 def inverse(coefficients: Tensor, tiles: Tiles) -> Tensor:
     """The tensor that `transform` made these coefficients of; what falls into the padding is lost."""
+    if tiles.coefficients == 0:
+        return coefficients.reshape(tiles.shape)
     shape = (tiles.matrices, tiles.rows, tiles.columns, tiles.side_high, tiles.side_wide)
     blocks = coefficients.reshape(shape)
     basis = _basis(tiles.side_high).to(blocks), _basis(tiles.side_wide).to(blocks)

@@ -76,8 +76,10 @@ def kept_of(length: int, k: int, chunk: int) -> int:
 def rice_parameter(length: int, kept: int) -> int:
     """Bits of the fixed part of a coded gap, for `kept` sorted places in a row of `length`.
 
-    The gaps are nearly geometric with mean m = (length - kept) / (kept + 1); the best parameter of a Golomb-Rice code
-    is then the smallest b with 2**b >= m ln 2 (Gallager and van Voorhis, 1975, in its power-of-two form).
+    The gaps are nearly geometric with mean m = (length - kept) / (kept + 1). A code of them then has b + 1 bits and
+    1 / (exp(2**b / m) - 1) more on average; the best b is that of the shortest.
     """
     mean = (length - kept) / (kept + 1)
-    return max(0, math.ceil(math.log2(max(mean * math.log(2), 1e-9)) - 0.15)) if mean > 0 else 0
+    if mean <= 0:
+        return 0
+    return min(range(length.bit_length()), key=lambda b: b + 1.0 / math.expm1(min(700.0, 2.0**b / mean)))

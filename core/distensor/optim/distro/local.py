@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -62,6 +62,19 @@ class DiLoCo(torch.optim.AdamW):
             self._outer_step()
         return loss
 
+    def state_dict(self) -> dict[str, Any]:
+        """AdamW's, and `outer`: the common weights, their momentum and the number of inner steps."""
+        outer = {"anchors": self._anchors, "momenta": self._momenta, "inner_steps": self._inner_steps}
+        return {**super().state_dict(), "outer": outer}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What `state_dict` returned."""
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != "outer"})
+        outer = state_dict["outer"]
+        self._inner_steps = outer["inner_steps"]
+        _copy_all(self._anchors, outer["anchors"])
+        _copy_all(self._momenta, outer["momenta"])
+
     @torch.no_grad()
     def _outer_step(self) -> None:
         changes = [anchor - p.to(torch.float32) for p, anchor in zip(self._tensors, self._anchors, strict=True)]
@@ -120,7 +133,7 @@ class SparseLoCo(SparseOptimizer):
         self._outer_lr, self._feedback = outer_lr, feedback
         self._inner = torch.optim.AdamW(self.param_groups, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         self._inner_steps = 0
-        self._anchors = {p: p.detach().to(torch.float32).clone() for p in self._tensors}
+        self._anchors = [p.detach().to(torch.float32).clone() for p in self._tensors]
 
     def inner_step(self) -> bool:
         """One step of AdamW with the present learning rates; whether it is time to exchange."""
@@ -134,16 +147,41 @@ class SparseLoCo(SparseOptimizer):
         if self.inner_step():
             self._exchange_and_apply(self.propose())
 
+    def _sources(self) -> Iterator[Tensor]:
+        return iter(self._tensors)
+
+    def _forget(self) -> None:
+        self._inner.state.clear()
+
     def _accumulate(self) -> None:
-        for parameter in self._tensors:
-            change = self._anchors[parameter] - parameter.to(torch.float32)
+        for parameter, anchor in zip(self._tensors, self._anchors, strict=True):
+            change = anchor - parameter.to(torch.float32)
             self._residual_of(parameter).mul_(self._feedback).add_(change)
 
     def _update(self, mean: Sequence[Tensor]) -> None:
-        for parameter, direction in zip(self._tensors, mean, strict=True):
-            anchor = self._anchors[parameter]
+        for parameter, anchor, direction in zip(self._tensors, self._anchors, mean, strict=True):
             anchor.sub_(direction, alpha=self._outer_lr)
+            self._target(parameter).copy_(anchor)
             parameter.copy_(anchor)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The residuals, and `inner`: AdamW's state, the common weights and the number of inner steps."""
+        inner = {"adamw": self._inner.state_dict(), "anchors": self._anchors, "inner_steps": self._inner_steps}
+        return {**super().state_dict(), "inner": inner}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What `state_dict` returned."""
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != "inner"})
+        inner = state_dict["inner"]
+        self._inner.load_state_dict(inner["adamw"])
+        self._inner_steps = inner["inner_steps"]
+        _copy_all(self._anchors, inner["anchors"])
+
+
+@torch.no_grad()
+def _copy_all(into: Sequence[Tensor], of: Sequence[Tensor]) -> None:
+    for target, source in zip(into, of, strict=True):
+        target.copy_(source)
 
 
 def _checked(every: int) -> int:

@@ -61,7 +61,7 @@ def _two_bits(places: Tensor, chosen: Tensor, magnitude: Tensor) -> Rows:
 
 
 def add_rows(matrix: Tensor, rows: Rows) -> None:
-    """Add what one worker sent to (rows, length) sums. Places differ within a row, so no order can change the result."""
+    """Add what one worker sent to (rows, length) sums. The places of a row differ: no order changes it."""
     places = torch.from_numpy(rows.places).to(matrix.device)
     matrix.scatter_add_(1, places, torch.from_numpy(rows.values()).to(matrix.device, matrix.dtype))
 

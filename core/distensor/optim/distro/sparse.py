@@ -7,7 +7,7 @@ changes the weights by nothing else, so that workers that got the same messages 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, overload
 
@@ -24,6 +24,8 @@ from distensor.optim.distro.selection import add_rows, select
 
 RESIDUAL = "residual"
 SHARED = "shared"
+MASTER = "master"
+_HALF = (torch.bfloat16, torch.float16)
 
 
 class _Pending:
@@ -81,6 +83,9 @@ class SparseOptimizer(torch.optim.Optimizer):
             raise ConfigError(f"value_bits = {value_bits}; expected 1 or 2")
         self._value_bits = value_bits
         self._tensors = [p for group_ in self.param_groups for p in group_["params"] if p.requires_grad]
+        for parameter in self._tensors:
+            if parameter.dtype in _HALF:
+                self.state[parameter][MASTER] = parameter.detach().to(torch.float32)
         self._device = self._tensors[0].device if self._tensors else torch.device("cpu")
         self._exchange = exchange or exchange_of(group, self._device)
         self.layout: Layout = self._make_layout(k, chunk)
@@ -88,7 +93,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         self._look_ahead = look_ahead
         self._pending = _Pending() if delay else None
         self.dropped = 0
-        """Own contributions that were not finite numbers and were sent to nobody."""
+        """Own contributions that were not finite and were neither sent nor kept."""
         self.bytes_sent = self.bytes_received = 0
         """Of messages, since the start: what this worker sent once, and what it got of the others."""
 
@@ -96,6 +101,13 @@ class SparseOptimizer(torch.optim.Optimizer):
         return make_layout([p.numel() for p in self._tensors], k=k, chunk=chunk)
 
     # For subclasses
+
+    def _sources(self) -> Iterator[Tensor]:
+        """What goes into the residuals and has to be finite."""
+        return (p.grad for p in self._tensors if p.grad is not None)
+
+    def _forget(self) -> None:
+        """The sources were not finite and are not used: drop what is spoiled by them."""
 
     def _accumulate(self) -> None:
         """Take the gradients into the residuals."""
@@ -126,22 +138,34 @@ class SparseOptimizer(torch.optim.Optimizer):
         return sums
 
     def _with_groups(self, mean: Sequence[Tensor]) -> Iterator[tuple[Tensor, dict[str, Any], Tensor]]:
+        """What to update, with its group and the workers' mean: the weights, or their master of single precision."""
         means = dict(zip(self._tensors, mean, strict=True))
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter in means:
-                    yield parameter, group, means[parameter]
+                    yield self._target(parameter), group, means[parameter]
+
+    def _target(self, parameter: Tensor) -> Tensor:
+        target: Tensor = self.state[parameter].get(MASTER, parameter)
+        return target
+
+    def _round_masters(self) -> None:
+        for parameter in self._tensors:
+            if MASTER in self.state[parameter]:
+                parameter.copy_(self.state[parameter][MASTER])
 
     # The two halves of a step
 
     @torch.no_grad()
     def propose(self) -> bytes:
-        """This worker's message for the present gradients. Called once a step."""
+        """This worker's message for the present gradients; empty where they are not finite numbers. Once a step."""
+        if not all(bool(torch.isfinite(tensor.sum())) for tensor in self._sources()):
+            self.dropped += 1
+            self._forget()
+            return b""
         self._accumulate()
         residuals = [self.state[p][RESIDUAL] for p in self._tensors]
         matrices = self._pack(residuals)
-        if not all(bool(torch.isfinite(matrix.sum())) for matrix in matrices):
-            return self._drop(residuals)
         chosen = [
             select(matrix, block.kept, self._value_bits)
             for matrix, block in zip(matrices, self.layout.blocks, strict=True)
@@ -150,13 +174,6 @@ class SparseOptimizer(torch.optim.Optimizer):
             matrix.scatter_add_(1, selection.places, -selection.values)
         self._unpack(matrices, residuals)
         return encode(self.layout, [selection.rows for selection in chosen])
-
-    def _drop(self, residuals: Sequence[Tensor]) -> bytes:
-        """Numbers that are not finite would stay in the residual for ever: it starts again from nothing."""
-        self.dropped += 1
-        for residual in residuals:
-            residual.zero_()
-        return b""
 
     @torch.no_grad()
     def apply(self, messages: Sequence[bytes | None]) -> None:
@@ -169,6 +186,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         mean = [torch.empty_like(p, dtype=torch.float32) for p in self._tensors]
         self._unpack(self._combine(updates), mean)
         self._update(mean)
+        self._round_masters()
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -224,17 +242,35 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     def shared_weights(self) -> list[Tensor]:
         """What all workers have in common now, a tensor for each trained parameter."""
-        return [self.state[p].get(SHARED, p.detach()) for p in self._tensors]
+        return [self.state[p].get(SHARED, self._target(p).detach()) for p in self._tensors]
 
     def _save_shared(self) -> None:
         for parameter in self._tensors:
-            self.state[parameter][SHARED] = parameter.detach().clone()
+            self.state[parameter][SHARED] = self._target(parameter).detach().clone()
 
     def _restore_shared(self) -> None:
         for parameter in self._tensors:
             shared = self.state[parameter].pop(SHARED, None)
             if shared is not None:
-                parameter.copy_(shared)
+                self._target(parameter).copy_(shared)
+        self._round_masters()
+
+    # State
+
+    def state_dict(self) -> dict[str, Any]:
+        """As every optimizer's; the residuals are in it.
+
+        Raises:
+            ConfigError: an exchange is on its way, which only `settle` on all workers ends.
+        """
+        if self._pending is not None and self._pending.begun:
+            raise ConfigError("the exchange of the last step is still on its way: call settle() on all workers first")
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As every optimizer's, but nothing is rounded to the dtype of a parameter."""
+        super().load_state_dict(state_dict)
+        restore_exactly(self, state_dict)
 
     def _residual_of(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
@@ -242,3 +278,13 @@ class SparseOptimizer(torch.optim.Optimizer):
             state[RESIDUAL] = torch.zeros_like(parameter, dtype=torch.float32)
         residual: Tensor = state[RESIDUAL]
         return residual
+
+
+def restore_exactly(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
+    """Put the tensors of a state back with their own dtypes: torch casts them to the parameter's."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+    for parameter, number in zip(parameters, numbers, strict=True):
+        for field, value in state_dict["state"].get(number, {}).items():
+            if isinstance(value, Tensor):
+                optimizer.state[parameter][field] = value.detach().to(parameter.device).clone()
