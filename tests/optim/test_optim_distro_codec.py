@@ -26,7 +26,7 @@ def message_of(
     tensors = [torch.randn(size, generator=generator) for size in sizes]
     for tensor in tensors:
         tensor[torch.rand(tensor.shape, generator=generator) < zeros] = 0.0
-    layout = make_layout(sizes, k=k, chunk=chunk)
+    layout = make_layout([(n,) for n in sizes], k=k, chunk=chunk)
     matrices = Packing(layout).pack(tensors)
     rows = [select(m, block.kept, bits).rows for m, block in zip(matrices, layout.blocks, strict=True)]
     return layout, rows, encode(layout, rows)
@@ -81,13 +81,13 @@ def test_a_message_that_ends_early_is_refused(cut: int) -> None:
 
 def test_a_message_for_other_tensors_names_both() -> None:
     _, _, message = message_of([128], 8, 64, 1, 0)
-    other = make_layout([64, 64], k=8, chunk=64)
+    other = make_layout([(64,), (64,)], k=8, chunk=64)
     with pytest.raises(FrameError, match=r"2 tensors with 128 elements and k = 8 of 64"):
         decode(other, message)
 
 
 def test_a_place_beyond_its_row_is_refused() -> None:
-    layout = make_layout([70], k=8, chunk=64)  # the short row has six elements
+    layout = make_layout([(70,)], k=8, chunk=64)  # the short row has six elements
     rows = [
         Rows(places=np.arange(8)[None], negative=np.zeros((1, 8), dtype=bool), codes=np.array([100])),
         Rows(places=np.array([[6]]), negative=np.zeros((1, 1), dtype=bool), codes=np.array([100])),
@@ -97,7 +97,7 @@ def test_a_place_beyond_its_row_is_refused() -> None:
 
 
 def test_shapes_that_are_not_the_layouts_are_a_mistake_of_the_caller() -> None:
-    layout = make_layout([64], k=8, chunk=64)
+    layout = make_layout([(64,)], k=8, chunk=64)
     with pytest.raises(ValueError, match="the layout has"):
         encode(layout, [])
 
@@ -134,28 +134,56 @@ def test_never_larger_than_dense(sizes: list[int], k: int, bits: int) -> None:
     assert len(message) <= 4 * sum(sizes) + 32
 
 
-@settings(max_examples=40, deadline=None)
-@given(SIZES, st.integers(1, 64))
-def test_rows_cover_all_elements(sizes: list[int], k: int) -> None:
-    layout = make_layout(sizes, k=k, chunk=64)
-    assert sum(block.length * block.rows for block in layout.blocks) == sum(sizes)
-    assert all(1 <= block.kept <= block.length for block in layout.blocks)
-    tensors = [torch.randn(size) for size in sizes]
+SHAPES = st.lists(st.lists(st.integers(0, 40), max_size=4), max_size=4)
+
+
+@settings(max_examples=80, deadline=None)
+@given(SHAPES, st.integers(1, 16), st.sampled_from([16, 20, 64]))
+def test_rows_cover_all_elements(shapes: list[list[int]], k: int, chunk: int) -> None:
+    layout = make_layout(shapes, k=k, chunk=chunk)
+    assert sum(block.length * block.rows for block in layout.blocks) == sum(math.prod(shape) for shape in shapes)
+    assert all(1 <= block.kept <= block.length <= chunk for block in layout.blocks)
+    tensors = [torch.randn(shape) for shape in shapes]
     back = [torch.empty_like(tensor) for tensor in tensors]
     packing = Packing(layout)
     packing.unpack(packing.pack(tensors), back)
     assert all(torch.equal(a, b) for a, b in zip(tensors, back, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("shape", "rows"),
+    [
+        ((256, 192), [(4096, 12)]),
+        ((130, 67), [(4096, 2), (192, 2), (128, 1), (6, 1)]),
+        ((10_000, 1), [(4096, 2), (1808, 1)]),
+        ((3, 5000), [(4095, 3), (2715, 1)]),
+        ((512, 512, 3, 3), [(4096, 576)]),
+        ((), [(1, 1)]),
+        ((0, 7), []),
+    ],
+)
+def test_tiles_of_a_shape(shape: tuple[int, ...], rows: list[tuple[int, int]]) -> None:
+    assert [(b.length, b.rows) for b in make_layout([shape], k=32).blocks] == rows
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_part_has_the_tiles_of_the_whole(dim: int) -> None:
+    whole = torch.randn(256, 128)
+    rows = Packing(make_layout([whole.shape], k=8)).pack([whole])[0]
+    parts = [part.contiguous() for part in whole.chunk(2, dim)]
+    of_parts = [Packing(make_layout([part.shape], k=8)).pack([part])[0] for part in parts]
+    assert {tuple(row.tolist()) for row in torch.cat(of_parts)} == {tuple(row.tolist()) for row in rows}
+
+
 def test_a_prime_size_has_one_short_row() -> None:
-    layout = make_layout([1_000_003], k=32)
+    layout = make_layout([(1_000_003,)], k=32)
     assert [(b.length, b.rows, b.kept) for b in layout.blocks] == [(4096, 244, 32), (579, 1, 5)]
 
 
 @pytest.mark.parametrize(("k", "chunk", "words"), [(0, 64, "k = 0"), (65, 64, "k = 65"), (1, 1, "chunk = 1")])
 def test_what_no_row_can_send_is_refused(k: int, chunk: int, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        make_layout([64], k=k, chunk=chunk)
+        make_layout([(64,)], k=k, chunk=chunk)
 
 
 def test_what_is_selected_is_the_largest() -> None:

@@ -138,7 +138,7 @@ def _check_shapes(layout: Layout, blocks: Sequence[Rows]) -> None:
 
 def _fingerprint(layout: Layout) -> int:
     """So that ranks with other tensors or another k are told apart before anything is believed."""
-    text = f"{layout.sizes} {layout.chunk} {layout.k}"
+    text = f"{layout.shapes} {layout.chunk} {layout.k}"
     return zlib.crc32(text.encode())
 
 
@@ -277,7 +277,7 @@ def _split(layout: Layout, message: bytes) -> tuple[tuple[int, ...], list[bytes]
         )
     if fingerprint != _fingerprint(layout):
         raise FrameError(
-            f"sparse update for other tensors or another k than the {len(layout.sizes)} tensors with "
+            f"sparse update for other tensors or another k than the {len(layout.shapes)} tensors with "
             f"{layout.elements} elements and k = {layout.k} of {layout.chunk} here"
         )
     streams, start = [], _HEADER.size

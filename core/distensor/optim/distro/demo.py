@@ -62,7 +62,7 @@ class DeMo(SparseOptimizer):
 
     def _make_layout(self, k: int, chunk: int) -> Layout:
         self._tiles = [tiles_of(tuple(p.shape)) for p in self._tensors]
-        return make_layout([tiles.coefficients for tiles in self._tiles], k=k, chunk=chunk)
+        return make_layout([(tiles.coefficients,) for tiles in self._tiles], k=k, chunk=chunk)
 
     def _accumulate(self) -> None:
         for group in self.param_groups:

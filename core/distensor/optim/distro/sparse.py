@@ -55,7 +55,7 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     Args:
         k: entries of each chunk that travel.
-        chunk: elements of a chunk.
+        chunk: elements of a chunk, a square of the matrix that the parameter is (`layout.py`).
         value_bits: 1 for a sign and one magnitude a chunk; 2 for two magnitudes.
         delay: apply what was exchanged one step later, so that computing hides the exchange.
         look_ahead: with `delay`, compute gradients where this worker's own pending update leads to: until the next step
@@ -98,7 +98,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         """Of messages, since the start: what this worker sent once, and what it got of the others."""
 
     def _make_layout(self, k: int, chunk: int) -> Layout:
-        return make_layout([p.numel() for p in self._tensors], k=k, chunk=chunk)
+        return make_layout([p.shape for p in self._tensors], k=k, chunk=chunk)
 
     # For subclasses
 
@@ -183,7 +183,7 @@ class SparseOptimizer(torch.optim.Optimizer):
             FrameError: a message that is not one of this layout.
         """
         updates = [decode(self.layout, message) for message in messages if message]
-        mean = [torch.empty_like(p, dtype=torch.float32) for p in self._tensors]
+        mean = [torch.empty(p.shape, device=p.device) for p in self._tensors]
         self._unpack(self._combine(updates), mean)
         self._update(mean)
         self._round_masters()
@@ -275,7 +275,7 @@ class SparseOptimizer(torch.optim.Optimizer):
     def _residual_of(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
         if RESIDUAL not in state:
-            state[RESIDUAL] = torch.zeros_like(parameter, dtype=torch.float32)
+            state[RESIDUAL] = torch.zeros(parameter.shape, device=parameter.device)
         residual: Tensor = state[RESIDUAL]
         return residual
 
