@@ -98,6 +98,5 @@ class HubEvents:
 
     def on_earnings(self, earnings: Earnings) -> None:
         self._node.books.confirmed(earnings)
-        for feature in self._node.features:
-            feature.on_earnings(earnings)
+        self._node.features.tell("on_earnings", lambda feature: feature.on_earnings(earnings))
         self._node.on_change()

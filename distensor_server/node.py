@@ -72,7 +72,7 @@ class Node:
         self.woken_at: float | None = None
         """Monotonic time of the last wake-up."""
         self.started_at = self.state_since = machine.clock.now()
-        self.features = Features()
+        self.features = Features(lambda words: self.journal.add("error", "supervisor", words))
         self.journal = Journal(machine.clock, self._tell_event)
         self.inventory = Inventory(
             host=machine.host,
@@ -110,8 +110,7 @@ class Node:
         return WorkerEvents(self, self.registry)
 
     def _tell_event(self, event: LoggedEvent) -> None:
-        for feature in self.features:
-            feature.on_event(event)
+        self.features.tell("on_event", lambda feature: feature.on_event(event))
         self.on_change()
 
     def refusal(self, assignment: Assignment | None = None) -> str | None:
@@ -127,24 +126,21 @@ class Node:
         self.limits = limits
         self.workforce.policy = replace(self.workforce.policy, step_within=limits.step_limit_seconds)
         self.inventory.set_limits(limits)
-        for feature in self.features:
-            feature.on_limits(limits)
+        self.features.tell("on_limits", lambda feature: feature.on_limits(limits))
 
     def woke(self) -> None:
         """The machine slept or this process was stopped: what is lost now is nobody's fault."""
         self.woken_at = self.clock.monotonic()
         self.inventory.wake()
         self.link.wake()
-        for feature in self.features:
-            feature.on_woken()
+        self.features.tell("on_woken", lambda feature: feature.on_woken())
 
     def clock_was_set(self, by: float) -> None:
         """Wall time jumped: times that say since when something is so move along."""
         self.started_at += by
         self.state_since += by
         self.workforce.clock_was_set(by)
-        for feature in self.features:
-            feature.on_clock_set(by)
+        self.features.tell("on_clock_set", lambda feature: feature.on_clock_set(by))
 
     def just_woken(self) -> bool:
         """Whether failures of this moment are the sleep's."""

@@ -114,8 +114,7 @@ class Supervisor:
             finally:
                 await self._server.close()
                 self.node.journal.guarded(lambda: self._snapshot.write(self.node.sections()))
-                for feature in self.node.features:
-                    feature.close()
+                self.node.features.tell("close", lambda feature: feature.close())
                 self.node.books.close()
             self.node.registry.end()
 
@@ -125,8 +124,7 @@ class Supervisor:
             node.journal.add("warning", "supervisor", f"{path} was damaged: kept as {path.name}.damaged, begun anew")
         self._end_former_life()
         node.journal.guarded(node.registry.begin)
-        for feature in node.features:
-            feature.open()
+        node.features.open()
         node.reconsider()
         node.books.open()
         for unit in node.books.recent():
@@ -162,7 +160,7 @@ class Supervisor:
         coroutines = [self._run_link(), self._sample(), self._publish()]
         if self._notifier.watchdog_interval is not None:
             coroutines.append(self._feed_watchdog(self._notifier.watchdog_interval))
-        return [*coroutines, *(task for feature in self.node.features for task in feature.background())]
+        return [*coroutines, self.node.features.background(self._clock)]
 
     async def _run_link(self) -> None:
         """The hub hears of this node once its devices are known."""
@@ -180,8 +178,7 @@ class Supervisor:
         """Read the machine and let every feature look."""
         self.node.inventory.refresh()
         picture = self.node.picture()
-        for feature in self.node.features:
-            feature.on_tick(picture)
+        self.node.features.tell("on_tick", lambda feature: feature.on_tick(picture))
         self.node.journal.flush()
         self.node.journal.guarded(self.node.books.save)
         self.node.journal.guarded(lambda: self._snapshot.keep(self.node.sections))

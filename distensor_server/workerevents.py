@@ -42,19 +42,16 @@ class WorkerEvents:
         self._node.journal.guarded(lambda: self._node.books.claimed(unit))
         self._node.link.claim(unit)
         self._node.workforce.claimed(unit)
-        for feature in self._node.features:
-            feature.on_claim(assignment, unit)
+        self._node.features.tell("on_claim", lambda feature: feature.on_claim(assignment, unit))
         self._node.on_change()
 
     def on_process(self, *, started: int | None = None, ended: int | None = None) -> None:
         if started is not None:
             self._node.journal.guarded(lambda: self._registry.add(started))
-            for feature in self._node.features:
-                feature.on_process_started(started)
+            self._node.features.tell("on_process_started", lambda feature: feature.on_process_started(started))
         if ended is not None:
             self._node.journal.guarded(lambda: self._registry.discard(ended))
-            for feature in self._node.features:
-                feature.on_process_ended(ended)
+            self._node.features.tell("on_process_ended", lambda feature: feature.on_process_ended(ended))
 
     def on_event(self, severity: str, source: str, text: str) -> None:
         self._node.journal.add(severity, source, text)

@@ -216,6 +216,7 @@ async def supervisor_running(
     policy: RestartPolicy = QUICK,
     connect: bool = True,
     may_fail: bool = False,
+    may_have_bugs: bool = False,
     environment: Mapping[str, str] | None = None,
     detector: Detector | None = None,
     features: Sequence[FeatureFactory] = (),
@@ -259,6 +260,7 @@ async def supervisor_running(
         assert running.task.done()
         if not may_fail:
             running.task.result()
+        assert may_have_bugs or supervisor.node.features.bugs == []
 
 
 def alive(pid: int) -> bool:

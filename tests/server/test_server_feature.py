@@ -11,6 +11,8 @@ import pytest
 from server_fakes import AsyncClient, Running, assignment, events, eventually, start_job, state_of, supervisor_running
 
 from distensor.core.control import Assignment, Earnings, Unit
+from distensor.core.errors import StoreError
+from distensor_server import feature as feature_module
 from distensor_server.config import Limits
 from distensor_server.feature import Feature, Features
 from distensor_server.localserver import Method, RequestError
@@ -130,8 +132,85 @@ async def test_a_feature_answers_requests_and_closes_its_gate(short_dir: Path) -
         assert any("the gate is closed" in text for text in events(running))
 
 
+class Buggy(Feature):
+    """Fails wherever it is asked, once `armed`."""
+
+    armed = False
+
+    def __init__(self, node: Node) -> None:
+        self.starts = 0
+
+    def fail(self, *_given: Any) -> Any:
+        if self.armed:
+            raise ZeroDivisionError("a bug")
+
+    on_tick = on_event = on_claim = on_earnings = on_limits = on_woken = on_process_started = fail
+    close = fail
+
+    def sections(self) -> Mapping[str, Any]:
+        return {"buggy": self.fail}
+
+    def refusal(self, assignment: Assignment | None) -> str | None:
+        self.fail()
+        return None
+
+    def gates(self) -> Sequence[Gate]:
+        self.fail()
+        return ()
+
+    def background(self) -> Sequence[Coroutine[Any, Any, None]]:
+        self.starts += 1
+        return (self._run(),)
+
+    async def _run(self) -> None:
+        await asyncio.sleep(0.05)
+        raise ValueError(f"run {self.starts}")
+
+
+@pytest.mark.asyncio
+async def test_a_bug_in_a_feature_is_told_and_costs_no_worker(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(feature_module, "AGAIN_SECONDS", 0.1)
+    async with supervisor_running(short_dir, features=[Buggy, Everything], may_have_bugs=True) as running:
+        await start_job(running, 0)
+        monkeypatch.setattr(Buggy, "armed", True)
+        running.supervisor.tick()
+        running.supervisor.reload()
+        running.supervisor.node.woke()
+        running.link.handler.on_earnings(Earnings(confirmed_micro=7))
+        words = "Buggy failed in on_tick: ZeroDivisionError: a bug"
+        assert words in events(running)
+        assert "tick" in the_feature(running).told, "the others are told all the same"
+        assert running.sections()["buggy"] == {"error": "Buggy failed in sections: ZeroDivisionError: a bug"}
+        assert state_of(running) == "EARNING"
+        why = running.sections()["node"]["why"]
+        assert [gate["open"] for gate in why if gate["gate"] == "buggy"] == [False]
+        running.supervisor.node.reconsider()
+        assert not running.link.accepting, "what decides over new work fails closed"
+        running.assign(1)
+        assert running.link.changes(1)[0].reason.startswith("refused: Buggy failed in refusal")
+        await eventually(lambda: any("ValueError: run 2" in text for text in events(running)), "tried again")
+    assert sum("ZeroDivisionError: a bug" in record.getMessage() for record in caplog.records) >= 3
+    assert any(record.exc_info for record in caplog.records), "with its traceback"
+
+
+@pytest.mark.asyncio
+async def test_a_feature_may_refuse_to_start(short_dir: Path) -> None:
+    class Refuses(Feature):
+        def __init__(self, node: Node) -> None:
+            pass
+
+        def open(self) -> None:
+            raise StoreError("no")
+
+    with pytest.raises(StoreError, match="no"):
+        async with supervisor_running(short_dir, features=[Refuses], connect=False) as running:
+            await asyncio.wait({running.task}, timeout=10)
+
+
 def test_two_features_with_one_name_are_a_mistake() -> None:
-    features = Features()
+    features = Features(lambda _words: None)
     for _ in range(2):
         feature = Feature()
         feature.methods = lambda: {"same": lambda _params: {}}  # type: ignore[method-assign]
