@@ -21,6 +21,7 @@ from distensor_server.guard import Guard
 from distensor_server.hublink import LinkFactory
 from distensor_server.lifecycle import RestartPolicy
 from distensor_server.localserver import LocalServer
+from distensor_server.logtail import LogTail
 from distensor_server.metricspage import MetricsPage
 from distensor_server.node import FeatureFactory, Machine, Node
 from distensor_server.nodestate import status_line
@@ -33,7 +34,16 @@ from distensor_server.updates import UpdateCheck
 from distensor_server.wakefulness import Wakefulness
 
 WORKER_COMMAND: Sequence[str] = (sys.executable, "-m", "distensor.node")
-FEATURES: Sequence[FeatureFactory] = (OwnLog, Wakefulness, OwnersWish, Breakers, Guard, MetricsPage, UpdateCheck)
+FEATURES: Sequence[FeatureFactory] = (
+    OwnLog,
+    Wakefulness,
+    OwnersWish,
+    Breakers,
+    Guard,
+    MetricsPage,
+    UpdateCheck,
+    LogTail,
+)
 """What every supervisor has, in the order in which refusals and gates are asked."""
 SAMPLE_SECONDS = 2.0
 PUBLISH_SECONDS = 0.25

@@ -26,6 +26,8 @@ from distensor_tui.keys import paste, press
 from distensor_tui.lastseen import LastSeen
 from distensor_tui.palette import BACKGROUND, styles
 from distensor_tui.scene import Ask, Copy, Effect, Feed, Link, Look, Place, Quit, Say, Scene, Screen, Toast, Ui, View
+from distensor_tui.screens.page import held
+from distensor_tui.screens.table import spec
 from distensor_tui.sections import apply
 from distensor_tui.text import Line, Tone, changed_cells, merged, plain
 from distensor_tui.views.hits import key_at
@@ -37,6 +39,7 @@ AGES_EVERY_S = 10.0
 LOADING_AFTER_S = 0.2
 NEVER = float("-inf")
 TOAST_S = 6.0
+POLL_EVERY_S = 2.0
 LONGEST_COPY = 50_000
 """Terminals drop a longer OSC 52 sequence, or hang on it."""
 
@@ -121,6 +124,7 @@ class Dashboard(App[int], inherit_bindings=False):
         self._painted_at = NEVER
         self._data_shown = False
         self._paint_due = False
+        self._poll_at = NEVER
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -163,7 +167,9 @@ class Dashboard(App[int], inherit_bindings=False):
         at = self._now()
         snapshot = apply(self._view.snapshot, update.data, full=update.full)
         history = remember(self._view.history, snapshot, at)
+        before = self._scene()
         self._view = View(feed=replace(self._view.feed, last_at=at), snapshot=snapshot, history=history)
+        self._ui = held(spec(before), before, self._scene())
         self._paint_soon()
 
     def on_lost(self, why: Absence, retry_in: float) -> None:
@@ -208,8 +214,12 @@ class Dashboard(App[int], inherit_bindings=False):
         self._paint()
 
     def _press(self, key: str, character: str | None) -> None:
+        place = self._ui.place
         self._ui, effect = press(self._scene(), key, character)
         self._carry_out(effect)
+        if (self._ui.place.screen, self._ui.place.path) != (place.screen, place.path):
+            self._poll_at = NEVER
+            self._poll(self._monotonic())
         self._paint()
 
     def _carry_out(self, effect: Effect) -> None:
@@ -226,7 +236,9 @@ class Dashboard(App[int], inherit_bindings=False):
     async def _ask(self, source: Source, effect: Ask) -> None:
         answer = await source.ask(effect.method, dict(effect.params), effect.within)
         if effect.then is not None:
-            self._ui = effect.then(self._scene(), answer)
+            before = self._scene()
+            self._ui = effect.then(before, answer)
+            self._ui = held(spec(before), before, self._scene())
             self._paint()
         elif answer.ok:
             self._ui = replace(self._ui, undo=effect.undo)
@@ -251,11 +263,19 @@ class Dashboard(App[int], inherit_bindings=False):
     def _tick(self) -> None:
         """Ages move on: every second while they matter, else now and then."""
         moment = self._monotonic()
+        self._poll(moment)
         if self._ui.toast is not None and moment >= self._ui.toast.until:
             self._ui = replace(self._ui, toast=None)
             self._paint()
         elif self._view.stale or moment - self._painted_at >= AGES_EVERY_S:
             self._paint()
+
+    def _poll(self, moment: float) -> None:
+        """What the open screen wants to know again and again; asked at once when it was just opened."""
+        found = spec(self._scene()).poll(self._scene()) if self._view.feed.link is Link.LIVE else None
+        if found is not None and self._source is not None and moment >= self._poll_at:
+            self._poll_at = moment + POLL_EVERY_S
+            self._start(self._ask(self._source, found))
 
     def _resized(self) -> None:
         """Nearly always the data comes a few milliseconds later: no frame just to say that it is on its way."""

@@ -11,7 +11,7 @@ from distensor_tui.actions import Action, find, perform
 from distensor_tui.dialogs import Info
 from distensor_tui.finder import Palette
 from distensor_tui.scene import Copy, Place, Quit, Say, Scene, Screen, Step, Ui
-from distensor_tui.screens.page import facts_text, open_row, selected, shown_rows
+from distensor_tui.screens.page import facts_text, open_row, reads_down, selected, shown_rows
 from distensor_tui.screens.table import SCREENS, notices, spec
 from distensor_tui.text import EMPTY, Line, Tone, fill, line, wrap
 from distensor_tui.views import gates
@@ -99,7 +99,8 @@ def _open(ui: Ui, screen: Screen) -> Ui:
 def _move(by: int) -> Callable[[Scene], Step]:
     def step(scene: Scene) -> Step:
         last = len(shown_rows(spec(scene), scene)) - 1
-        return (scene.ui.at(cursor=min(max(0, scene.ui.cursor + by), last)) if last >= 0 else scene.ui), None
+        way = -by if reads_down(spec(scene), scene) else by
+        return (scene.ui.at(cursor=min(max(0, scene.ui.cursor + way), last)) if last >= 0 else scene.ui), None
 
     return step
 
@@ -136,6 +137,8 @@ def _escape(scene: Scene) -> Step:
 
 def _log_of_row(scene: Scene) -> Step:
     row = selected(spec(scene), scene)
+    if row is not None and row.file:
+        return scene.ui.go(Place(screen=Screen.LOG, path=(row.file,))), None
     return scene.ui.go(Place(screen=Screen.LOG, filter=row.log if row else "")), None
 
 

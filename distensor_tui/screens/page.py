@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from distensor_tui.actions import Action
 from distensor_tui.dialogs import Info, facts
-from distensor_tui.scene import Look, Scene, Screen, Step, Ui
+from distensor_tui.scene import Ask, Look, Scene, Screen, Step, Ui
 from distensor_tui.text import EMPTY, Line, Span, Tone, line, plain
 from distensor_tui.views.draw import Panel, allot, box
 from distensor_tui.views.header import Notice
@@ -25,8 +25,12 @@ class Row:
     """Everything that is known of it: details, copy, and the panel 'Selected'."""
     words: str = ""
     """What the filter looks through besides the cells."""
+    key: str = ""
+    """What it is, for the cursor to stay on it while rows come and go; empty: the cursor keeps its number."""
     log: str = ""
     """The filter for the log that finds its events; empty when it has none."""
+    file: str = ""
+    """The worker whose log file `l` opens instead."""
     opens: tuple[str, ...] = ()
     """The path that Enter opens in this screen; without one it opens the details."""
 
@@ -39,6 +43,8 @@ class Page(NamedTuple):
     rows: Sequence[Row]
     empty: list[Line]
     below: tuple[Panel, ...] = ()
+    tail: bool = False
+    """Read from top to bottom like a file: the cursor counts from the last row, where it starts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +58,8 @@ class ScreenSpec:
     draw: Callable[[Scene, int], list[Line]] | None = None
     actions: tuple[Action, ...] = ()
     """The keys that only this screen has."""
+    poll: Callable[[Scene], Ask | None] = lambda _scene: None
+    """What is asked every other second while the screen is open; its answer goes to `then`."""
     notices: Callable[[Scene], list[Notice]] = lambda _scene: []
     """What the user should know, worst first; the first of all stands below the header, `n` shows the others."""
 
@@ -77,7 +85,29 @@ def matching(rows: Sequence[Row], words: str) -> Sequence[Row]:
 def selected(spec: ScreenSpec, scene: Scene) -> Row | None:
     """The row under the cursor."""
     rows = shown_rows(spec, scene)
-    return rows[min(scene.ui.cursor, len(rows) - 1)] if rows else None
+    return rows[index(spec, scene, len(rows))] if rows else None
+
+
+def index(spec: ScreenSpec, scene: Scene, count: int) -> int:
+    """The place of the cursor among so many rows, at least one."""
+    cursor = min(scene.ui.cursor, count - 1)
+    return count - 1 - cursor if reads_down(spec, scene) else cursor
+
+
+def reads_down(spec: ScreenSpec, scene: Scene) -> bool:
+    return spec.page is not None and scene.view.has_data and spec.page(scene).tail
+
+
+def held(spec: ScreenSpec, before: Scene, after: Scene) -> Ui:
+    """The cursor on the row where it was, though rows came and went. At the first row it stays there."""
+    row = selected(spec, before) if after.ui.cursor else None
+    if row is None or not row.key:
+        return after.ui
+    keys = [found.key for found in shown_rows(spec, after)]
+    if row.key not in keys:
+        return after.ui
+    place = keys.index(row.key)
+    return after.ui.at(cursor=len(keys) - 1 - place if reads_down(spec, after) else place)
 
 
 def open_row(spec: ScreenSpec, scene: Scene) -> Step:
@@ -136,6 +166,7 @@ def _window(found: Page, rows: Sequence[Row], scene: Scene, height: int) -> list
         return [*found.head, *(_no_match(scene) if found.rows else found.empty)]
     room = max(1, height - 2 - len(found.head) - sum(min(6, len(p.rows) + 2) for p in found.below))
     cursor = min(scene.ui.cursor, len(rows) - 1)
+    cursor = len(rows) - 1 - cursor if found.tail else cursor
     start = max(0, min(cursor - room // 2, len(rows) - room))
     shown = rows[start : start + room]
     marked = [_marked(row.cells, start + i == cursor, scene.look) for i, row in enumerate(shown)]

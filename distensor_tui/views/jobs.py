@@ -20,7 +20,7 @@ def panel(view: View, size: int, look: Look) -> Panel:
         return Panel("Jobs", "2", paragraph("Waiting for the supervisor's list of jobs...", size, Tone.DIM))
     if not jobs and not workers:
         return Panel("Jobs", "2", empty(view, size))
-    rows = [row for job in jobs for row in _job_rows(job, view, size, look)]
+    rows = [row for job in jobs for row in job_rows(job, view, size, look)]
     note = line((fmt.plural(len(workers), "worker"), Tone.DIM))
     return Panel("Jobs", "2", rows + _worker_rows(workers, size, look), note)
 
@@ -39,7 +39,7 @@ def empty(view: View, size: int) -> list[Line]:
     return paragraph(text, size, Tone.DIM)
 
 
-def _job_rows(job: Job, view: View, size: int, look: Look) -> list[Line]:
+def job_rows(job: Job, view: View, size: int, look: Look) -> list[Line]:
     head = line(
         (job.name or job.id, Tone.STRONG),
         (f"  {job.state}", Tone.GOOD if job.state == "running" else Tone.WARN),
@@ -95,6 +95,12 @@ COLUMNS = (
 def _worker_rows(workers: Sequence[Worker], size: int, look: Look) -> list[Line]:
     if not workers:
         return paragraph("None of its workers runs here now.", size, Tone.DIM)
+    head, *body = worker_table(workers, size, look)
+    return [head, *_with_exits(body, workers, look)]
+
+
+def worker_table(workers: Sequence[Worker], size: int, look: Look) -> list[Line]:
+    """Header and one row per worker; where there is room, with the split of its step."""
     narrow = size < 90
     columns = [c for c in COLUMNS if not (narrow and c.title in ("worker", "memory"))]
     skip = {i for i, c in enumerate(COLUMNS) if c not in columns}
@@ -104,7 +110,7 @@ def _worker_rows(workers: Sequence[Worker], size: int, look: Look) -> list[Line]
     if room >= SPLIT_CELLS:
         head = (*head, Span("  " + "compute/sync/wait"[:room], Tone.DIM))
         body = [(*row, Span("  "), *split_bar(w, room, look)) for row, w in zip(body, workers, strict=True)]
-    return [head, *_with_exits(body, workers, look)]
+    return [head, *body]
 
 
 def _with_exits(body: Sequence[Line], workers: Sequence[Worker], look: Look) -> list[Line]:
@@ -221,3 +227,20 @@ def worker_line(worker: Worker) -> str:
     parts += [fmt.memory(worker.rss)] if worker.rss is not None else []
     parts += [f"last exit: {worker.last_exit}"] if worker.last_exit else []
     return ", ".join(parts)
+
+
+def worker_detail(worker: Worker) -> list[tuple[str, str]]:
+    """Everything that is known of one worker."""
+    times = (("compute", worker.compute_s), ("sync", worker.sync_s), ("wait", worker.wait_s))
+    split = ", ".join(f"{name} {fmt.seconds(value)}" for name, value in times) if worker.step is not None else "-"
+    return [
+        ("worker", worker.id),
+        ("job", f"{worker.job_name or worker.job}, epoch {worker.epoch}"),
+        ("place", f"rank {worker.rank}, stage {stages(worker)}, on {worker.device}"),
+        ("state", f"{worker.state}, {fmt.plural(worker.restarts, 'restart')}"),
+        ("process", f"{'-' if worker.pid is None else worker.pid}, {fmt.memory(worker.rss)}"),
+        ("step", "-" if worker.step is None else f"{worker.step:,}, loss {fmt.loss(worker.loss)}"),
+        ("speed", f"{fmt.amount(worker.tokens_per_second)} tok/s"),
+        ("a step takes", split),
+        ("last exit", worker.last_exit or "none"),
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from test_tui_screens import live, scene
+from test_tui_screens import live, on, scene
 
 from distensor_tui.actions import Action
 from distensor_tui.dialogs import Prompt
@@ -31,10 +31,6 @@ def steps(keys: str, ui: Ui | None = None) -> tuple[Ui, Effect]:
     for key in keys.split():
         ui, effect = press(at(ui), key, key if len(key) == 1 else NAMES.get(key))
     return ui, effect
-
-
-def on(screen: Screen, **changes: object) -> Ui:
-    return Ui().at(screen=screen, **changes)
 
 
 @pytest.mark.parametrize("screen", list(Screen), ids=lambda screen: screen.title)

@@ -133,8 +133,8 @@ def scene(view: View, size: tuple[int, int], ui: Ui | None = None, glyphs: Glyph
     return Scene(view=view, look=look(size, glyphs), ui=ui or Ui())
 
 
-def on(screen: Screen, cursor: int = 0) -> Ui:
-    return Ui().at(screen=screen, cursor=cursor)
+def on(screen: Screen, **changes: Any) -> Ui:
+    return Ui().at(screen=screen, **changes)
 
 
 def text(view: View, size: tuple[int, int], ui: Ui | None = None, glyphs: Glyphs = UNICODE) -> str:
