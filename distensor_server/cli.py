@@ -13,8 +13,9 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from distensor import __version__
 from distensor.core.errors import AuthenticationError, ConfigError, DistensorError, SessionError, StoreError
@@ -25,7 +26,12 @@ from distensor_server.config import (
     default_socket_path,
     default_state_dir,
 )
-from distensor_server.jointoken import VARIABLE, find_token
+from distensor_server.keys.model import VARIABLE, FoundKey
+from distensor_server.redact import redact_keys
+from distensor_server.statedir import CREDENTIAL_FILE
+
+if TYPE_CHECKING:
+    from distensor_server.keys.chain import KeyStore
 
 
 class ExitCode(IntEnum):
@@ -52,7 +58,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """argparse ends with 2; sysexits calls a wrong command line 64."""
         self.print_usage(sys.stderr)
-        self.exit(ExitCode.USAGE, f"{self.prog}: {message}\n")
+        self.exit(ExitCode.USAGE, f"{self.prog}: {redact_keys(message)}\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--cpu-workers", type=int, help=f"workers on the CPU (default: {DEFAULT_CPU_WORKERS})")
     run.add_argument("--drain-seconds", type=float, help="time to finish when stopped (default: 90)")
     run.add_argument("--config", type=Path, help="TOML file with cpu_workers and drain_seconds; SIGHUP reads it again")
-    run.add_argument("--token-file", type=Path, help=f"file with the hub's join token, mode 0600 (or {VARIABLE})")
+    run.add_argument("--token-file", type=Path, help=f"file with this machine's key, mode 0600 (or {VARIABLE})")
     run.add_argument("--exit-with-stdin", action="store_true", help="stop when standard input ends")
     run.add_argument("--launchd", action="store_true", help="run as an agent of launchd, see `distensor service`")
     run.add_argument("--json", action="store_true", help="say on standard output, as JSON lines, when it is up")
@@ -133,30 +139,34 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    settings = _settings(arguments)
-    token = find_token(arguments.token_file, os.environ)
-    if token is None and not (settings.state_dir / "credential.json").exists():
-        raise AuthenticationError(
-            f"no join token, and {settings.state_dir} holds no identity of an earlier start: "
-            f"give the token that the hub printed by --token-file or in {VARIABLE}"
-        )
-    if token is not None:
-        # A token that was cut off while copying will never work: better said now than on every retry.
-        from distensor.comm.tokens import decode_token
+    # Here, so that `--help` and wrong options do not load what keys need.
+    from distensor_server.keys.chain import KeyStore, config_dir, take_given
+    from distensor_server.keys.login import read_key
+    from distensor_server.keys.ring import KeyRing
 
-        decode_token(token)
-    asyncio.run(_supervise(settings, token, arguments))
+    settings = _settings(arguments)
+    given = take_given(arguments.token_file, os.environ)
+    store = KeyStore(config_dir(os.environ, sys.platform), KeyRing(os.environ))
+    found = given or store.find(registered=(settings.state_dir / CREDENTIAL_FILE).exists())
+    if found is not None:
+        # A key that was cut off while copying will never work: better said now than on every retry.
+        read_key(found.key)
+    asyncio.run(_supervise(settings, found, store, arguments))
     return ExitCode.OK
 
 
-async def _supervise(settings: Settings, token: str | None, arguments: argparse.Namespace) -> None:
+async def _supervise(
+    settings: Settings, found: FoundKey | None, store: KeyStore, arguments: argparse.Namespace
+) -> None:
     # Here, so that `--help` and wrong options do not load grpc.
     from distensor_server.hublink import link_with
-    from distensor_server.supervisor import StopMode, Supervisor
+    from distensor_server.keyfeature import KeyFeature
+    from distensor_server.supervisor import FEATURES, StopMode, Supervisor
 
     supervisor = Supervisor(
         settings,
-        make_link=link_with(token),
+        make_link=link_with(None if found is None else found.key),
+        features=(*FEATURES, partial(KeyFeature, found=found, store=store)),
         environment=os.environ,
         announce=_print_line if arguments.json else lambda _message: None,
     )

@@ -31,6 +31,8 @@ class HubLink(Protocol):
 
     def wake(self) -> None: ...
 
+    def use_token(self, token: str | None) -> None: ...
+
 
 class LinkFactory(Protocol):
     """Makes the link. The arguments are those of `NodeLink` without the token, which stays with who read it."""

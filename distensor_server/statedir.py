@@ -13,6 +13,9 @@ from typing import Any, Self
 
 from distensor.core.errors import SessionError, StoreError
 
+CREDENTIAL_FILE = "credential.json"
+"""The identity that the hub gave."""
+
 
 class StateDirectory:
     """Paths below one directory, which only this supervisor uses as long as the lock is held."""
@@ -23,7 +26,7 @@ class StateDirectory:
 
     @property
     def credential(self) -> Path:
-        return self.root / "credential.json"
+        return self.root / CREDENTIAL_FILE
 
     @property
     def workers(self) -> Path:

@@ -146,9 +146,8 @@ VERBS: tuple[Verb, ...] = (
         group=Group.SET_UP,
         about="Give this machine its key, ask where the key comes from, or forget it.",
         wheel=_SERVER,
-        planned=True,
         words=("login", "status", "logout"),
-        flags=("--json", "--stdin", "--socket", "--state", "--no-test"),
+        flags=("--json", "--stdin", "--no-test", "--in-file", "--socket", "--state"),
         examples=(
             ("distensor auth login", "asks for the key, tests and keeps it"),
             ("distensor auth login --stdin < key.txt", "the same for a script"),

@@ -167,7 +167,7 @@ def test_the_first_run_teaches(tmp_path: Path) -> None:
         assert process.returncode == 0
     text = "".join(lines)
     assert "disTensor hub at 127.0.0.1:" in text
-    assert "DISTENSOR_JOIN_TOKEN=dtj_" in text
+    assert "DISTENSOR_API_KEY=dtj_" in text
     assert "distensor-server run" in text
     assert "--listen 0.0.0.0:50051" in text
     assert 'ds.init(mode="hub", token="dtj_' in text

@@ -79,6 +79,7 @@ class FakeLink:
         self.accepting = True
         self.unanswered_claims = 0
         self.woken = 0
+        self.tokens: list[str | None] = []
         self.status = LinkStatus(state=LinkState.CONNECTING, address="hub.example:50051", since=0.0)
         self.failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
 
@@ -102,6 +103,9 @@ class FakeLink:
 
     def wake(self) -> None:
         self.woken += 1
+
+    def use_token(self, token: str | None) -> None:
+        self.tokens.append(token)
 
     def set_accepting(self, accepting: bool) -> None:
         self.accepting = accepting

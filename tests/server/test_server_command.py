@@ -107,7 +107,7 @@ def test_a_wrong_token_is_rejected_with_a_fix_and_the_supervisor_stays(short_dir
         shown = wait_until(
             lambda: (data := sections(short_dir))["hub"]["state"] == "rejected" and data, "rejected is shown", 20
         )
-        assert shown["node"]["state"] == "OFFLINE"
+        assert shown["node"]["state"] == "WAITING"
         assert shown["hub"]["error"]["code"]
         assert shown["hub"]["error"]["fix"]
         assert "A" * 32 not in json.dumps(shown)
@@ -292,8 +292,7 @@ def run_to_end(directory: Path, *options: str, env: Environment | None = None) -
     [
         (("--fly",), 64, "unrecognized arguments: --fly"),
         (("--cpu-workers", "two"), 64, "invalid int value: 'two'"),
-        ((), 77, "no join token, and"),
-        (("--token-file", "/nowhere/token"), 77, "token file /nowhere/token: No such file"),
+        (("--token-file", "/nowhere/token"), 77, "key file /nowhere/token: No such file"),
         (("--name", "a b"), 78, "--name 'a b': expected"),
         (("--config", "/nowhere/server.toml"), 78, "configuration file /nowhere/server.toml: No such file"),
         (("--cpu-workers", "-1"), 78, "cpu_workers = -1: expected 0 to 1024"),

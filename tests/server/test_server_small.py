@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from server_fakes import settings_in
 
-from distensor.core.errors import AuthenticationError, ConfigError
+from distensor.core.errors import ConfigError
 from distensor_server.config import (
     Limits,
     Settings,
@@ -19,49 +19,7 @@ from distensor_server.config import (
     read_limits_file,
 )
 from distensor_server.environment import scrubbed
-from distensor_server.jointoken import find_token
 from distensor_server.notify import Notifier
-
-TOKEN = "dtj_abc"
-
-
-def private(path: Path, text: str = TOKEN) -> Path:
-    path.write_text(text)
-    path.chmod(0o600)
-    return path
-
-
-def test_the_token_comes_from_the_file_then_systemd_then_the_environment(tmp_path: Path) -> None:
-    file = private(tmp_path / "token", "dtj_file\n")
-    (tmp_path / "credentials").mkdir()
-    (tmp_path / "credentials" / "join-token").write_text("dtj_systemd")
-    environment = {"DISTENSOR_JOIN_TOKEN": " dtj_env ", "CREDENTIALS_DIRECTORY": str(tmp_path / "credentials")}
-    assert find_token(file, dict(environment)) == "dtj_file"
-    assert find_token(None, dict(environment)) == "dtj_systemd"
-    del environment["CREDENTIALS_DIRECTORY"]
-    assert find_token(None, environment) == "dtj_env"
-    assert environment == {}, "no child may inherit it"
-    assert find_token(None, {}) is None
-
-
-@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660])
-def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
-    file = private(tmp_path / "token")
-    file.chmod(mode)
-    with pytest.raises(AuthenticationError, match=f"mode {mode:04o}: others can read it; run `chmod 600") as caught:
-        find_token(file, {})
-    assert TOKEN not in str(caught.value)
-
-
-def test_a_token_file_that_is_none_is_named(tmp_path: Path) -> None:
-    with pytest.raises(AuthenticationError, match="No such file"):
-        find_token(tmp_path / "none", {})
-    with pytest.raises(AuthenticationError, match="is empty"):
-        find_token(private(tmp_path / "empty", "\n"), {})
-    (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    (tmp_path / "binary").chmod(0o600)
-    with pytest.raises(AuthenticationError, match="not plain text"):
-        find_token(tmp_path / "binary", {})
 
 
 def test_the_environment_of_a_worker_is_an_allow_list() -> None:

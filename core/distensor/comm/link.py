@@ -70,6 +70,7 @@ class NodeLink:
         *,
         backoff: Backoff | None = None,
     ) -> None:
+        self._credential_path = credential_path
         self._identity = LinkIdentity(token, credential_path)
         self._describe = describe
         self._running = running
@@ -135,6 +136,11 @@ class NodeLink:
         """The machine slept or this process was stopped: connect anew at once; no dead connection is waited for."""
         self._backoff.reset()
         self._woken.set()
+
+    def use_token(self, token: str | None) -> None:
+        """Another token, or none any more: connect anew at once with it. What is not acknowledged yet is kept."""
+        self._identity = LinkIdentity(token, self._credential_path)
+        self.wake()
 
     async def run(self) -> None:
         """Keep the link up until cancelled."""

@@ -43,7 +43,8 @@ _PASSING = frozenset({"stopping", "slow", "silent", "protocol"})
 
 _FIXES = {
     "unreachable": "Check that the hub is running and that this machine can reach its address.",
-    "authentication": "Ask the hub's operator for a new join token and start the node with it.",
+    "authentication": "Ask the hub's operator for a new join token and give it to the node: distensor auth login",
+    "no_key": "Give it one: distensor auth login",
     "replaced": "Another process uses this node's credential. Run one supervisor per state directory.",
     "store": "Make the state directory writable for this user.",
     "stream_ended": "Nothing to do: the node connects again by itself.",

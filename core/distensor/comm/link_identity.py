@@ -10,8 +10,9 @@ from distensor.comm.address import HubAddress, parse_address
 from distensor.comm.bootstrap import fetch_authority
 from distensor.comm.channels import bearer
 from distensor.comm.credential import NodeCredential, load_credential, save_credential
+from distensor.comm.link_failures import LinkDownError
 from distensor.comm.messages import Welcome
-from distensor.comm.tokens import JoinToken, Role, decode_token
+from distensor.comm.tokens import JoinToken, decode_node_token
 from distensor.core.errors import AuthenticationError, HubProtocolError
 from distensor.core.ids import NodeId
 
@@ -61,7 +62,8 @@ class LinkIdentity:
         """Where to connect, what to trust and what to show.
 
         Raises:
-            AuthenticationError: neither token nor credential, or the hub is not the one they name.
+            LinkDownError: neither token nor credential.
+            AuthenticationError: the hub is not the one that they name.
             HubUnreachableError, StoreError
         """
         if not self._loaded:
@@ -70,7 +72,8 @@ class LinkIdentity:
         if self._credential is not None:
             return await self._with_credential(self._credential)
         if self._token is None:
-            raise AuthenticationError(f"no join token was given, and {self._path} holds no credential")
+            text = f"this machine has no key yet: no join token was given, and {self._path} holds no credential"
+            raise LinkDownError.of("no_key", text, final=True)
         return await self._with_token(self._token)
 
     async def _with_credential(self, credential: NodeCredential) -> tuple[HubAddress, str, Metadata]:
@@ -107,9 +110,7 @@ class LinkIdentity:
     def _load(self) -> None:
         credential = load_credential(self._path)
         if self._token_text:
-            self._token = decode_token(self._token_text)
-            if self._token.role is not Role.NODE:
-                raise AuthenticationError("this join token is for a trainer; a node needs a node token")
+            self._token = decode_node_token(self._token_text)
             if credential is not None:
                 credential = self._matching(credential, self._token)
         self._credential = credential

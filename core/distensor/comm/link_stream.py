@@ -93,6 +93,23 @@ class LinkStream:
         except grpc.aio.AioRpcError as error:
             raise error_of_status(error.code(), error.details() or "", self._address) from error
 
+    async def end_without_register(self, *, within: float) -> None:
+        """End the stream before a Register. A hub that recognises the caller complains about just that.
+
+        Raises:
+            AuthenticationError: the hub does not recognise the caller.
+            HubUnreachableError: the connection broke, or nothing came within `within` seconds.
+        """
+        await self._call.done_writing()
+        try:
+            async with asyncio.timeout(within):
+                code = await self._call.code()
+        except TimeoutError as error:
+            text = f"the hub at {self._address} has not answered for {within:g} s"
+            raise HubUnreachableError(text) from error
+        if code is not grpc.StatusCode.INVALID_ARGUMENT:
+            raise error_of_status(code, await self._call.details() or "", self._address)
+
     async def close(self) -> None:
         self._call.cancel()
         await self._channel.close(None)

@@ -68,6 +68,18 @@ def decode_token(text: str) -> JoinToken:
         raise AuthenticationError(f"the join token cannot be read ({type(error).__name__})") from error
 
 
+def decode_node_token(text: str) -> JoinToken:
+    """Read a token for a node.
+
+    Raises:
+        AuthenticationError: as `decode_token`, or it is one for a trainer.
+    """
+    token = decode_token(text)
+    if token.role is not Role.NODE:
+        raise AuthenticationError("this join token is for a trainer; a node needs a node token")
+    return token
+
+
 def _from_fields(fields: object) -> JoinToken:
     if not isinstance(fields, dict) or not all(isinstance(fields.get(key), str) for key in "afrs"):
         raise ConfigError("expected the fields a, f, r and s")

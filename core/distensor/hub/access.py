@@ -42,6 +42,21 @@ def find_token(books: Books, secret_hash: str, role: Role) -> TokenRecord:
     return token
 
 
+def find_unspent(books: Books, secret_hash: str) -> TokenRecord:
+    """The join token of a node that has not been used up.
+
+    Raises:
+        AuthenticationError: it is unknown, for a trainer, or spent.
+    """
+    token = find_token(books, secret_hash, Role.NODE)
+    if token.spent:
+        raise AuthenticationError(
+            f"this join token has been used already, by node {token.used_by}; "
+            "make a new one on the hub with `distensor hub token`"
+        )
+    return token
+
+
 def admit(books: Books, token_hash: str, node_id: NodeId, credential: str, info: NodeInfo) -> NodeRecord:
     """Make a node of the holder of a join token, or give a new credential to the one it was used for.
 
@@ -50,12 +65,7 @@ def admit(books: Books, token_hash: str, node_id: NodeId, credential: str, info:
     Raises:
         AuthenticationError: the token is unknown or spent.
     """
-    token = find_token(books, token_hash, Role.NODE)
-    if token.spent:
-        raise AuthenticationError(
-            f"this join token has been used already, by node {token.used_by}; "
-            "make a new one on the hub with `distensor hub token`"
-        )
+    token = find_unspent(books, token_hash)
     if token.used_by is not None:
         node_id = token.used_by
     node = NodeRecord(node_id=node_id, secret_hash=hash_secret(credential), info=replace(info, node_id=node_id))

@@ -184,7 +184,7 @@ def _as_text(ready: Ready) -> str:
     if ready.known_nodes:
         parts.append(f"It knows {ready.known_nodes} nodes and {ready.live_jobs} live jobs; they continue.")
     if ready.node_tokens:
-        lines = [f"  DISTENSOR_JOIN_TOKEN={token} distensor-server run" for token in ready.node_tokens]
+        lines = [f"  DISTENSOR_API_KEY={token} distensor-server run" for token in ready.node_tokens]
         parts.append("\n".join(["Connect a node: on the machine that shall work, run (each token works once)", *lines]))
     else:
         parts.append("Connect another node: `distensor hub token` makes a join token.")

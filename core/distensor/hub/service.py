@@ -106,7 +106,7 @@ class HubService:
                 return Principal(kind="trainer", subject=await self._trainer(secret))
             case Bearer(kind="join", parts=(secret,)):
                 key = access.hash_secret(secret)
-                await self._writer.submit(lambda books: access.find_token(books, key, Role.NODE))
+                await self._writer.submit(lambda books: access.find_unspent(books, key))
                 return Principal(kind="join", subject=key)
         raise AuthenticationError("the call carries no token or credential of a known form")
 

@@ -225,7 +225,11 @@ def _is_left_over(folder: Path, clock: Clock) -> bool:
 
 def _plain_env() -> dict[str, str]:
     """Our environment without anybody's secrets for other purposes."""
-    return {key: value for key, value in os.environ.items() if key not in ("DISTENSOR_JOIN_TOKEN", "DISTENSOR_TOKEN")}
+    return {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("DISTENSOR_API_KEY", "DISTENSOR_JOIN_TOKEN", "DISTENSOR_TOKEN")
+    }
 
 
 def _object(line: str) -> dict[str, Any]:
