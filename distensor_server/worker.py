@@ -251,7 +251,7 @@ class Worker:
             wait = self.life.retry_at - self._clock.monotonic()
             return f"{words}; restart {self.life.restarts + 1} in {wait:.1f} s"
         if self.life.failures >= self._policy().failures_to_break:
-            return f"{words}; {self.life.failures} failures in a row: not restarted until reset_breaker"
+            return f"{words}; {self.life.failures} failures in a row: not restarted until `distensor retry`"
         return words
 
     # Effects out

@@ -14,6 +14,7 @@ from distensor_tui.scene import Ask, Scene, Step
 PAUSE_ENDS_WITHIN_S = 10
 """How long the supervisor lets running workers finish their step."""
 RESUME = Ask(method="resume", done="Resumed.")
+RETRY = Ask(method="reset_breaker", done="Broken workers are started again.")
 HOUR_S = 3600
 _MOMENT = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
 _LENGTH = re.compile(r"(\d{1,5})(m|h|d)")
@@ -114,6 +115,11 @@ DRAIN = confirm(
 )
 
 
+def _none_broken(scene: Scene) -> str:
+    broken = any(worker.state == "broken" for worker in scene.view.snapshot.workers or ())
+    return "" if broken else "No worker is broken."
+
+
 ACTIONS = (
     Action(
         name="Pause this node",
@@ -135,5 +141,12 @@ ACTIONS = (
         about="finish the step at hand, take no more work",
         footer="drain",
         do=lambda scene: (scene.ui.shows(DRAIN), None),
+    ),
+    Action(
+        name="Start broken workers again",
+        keys=("b",),
+        about="give workers another try that failed five times in a row",
+        unless=_none_broken,
+        do=lambda scene: (scene.ui, RETRY),
     ),
 )

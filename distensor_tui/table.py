@@ -121,6 +121,14 @@ VERBS: tuple[Verb, ...] = (
         then="`distensor status` shows the new state.",
     ),
     Verb(
+        name="retry",
+        group=Group.STEER,
+        about="Start workers again that failed too often and were given up.",
+        module="distensor_tui.commands.retry",
+        examples=(("distensor retry", "all of them"), ("distensor retry w-17", "this one")),
+        then="`distensor logs` says why they failed; `distensor jobs` shows whether they run now.",
+    ),
+    Verb(
         name="drain",
         group=Group.STEER,
         about="Finish the running work and take no more.",

@@ -108,6 +108,8 @@ def test_each_verb_has_a_text(
         (["pause"], "pause", {}),
         (["pause", "--for", "2h"], "pause", {"seconds": 7200}),
         (["resume"], "resume", {}),
+        (["retry"], "reset_breaker", {}),
+        (["retry", "w-17"], "reset_breaker", {"worker": "w-17"}),
         (["drain", "--json"], "drain", {}),
     ],
 )
@@ -116,6 +118,19 @@ def test_orders_are_sent(
 ) -> None:
     assert main([*words, "--socket", str(path)]) == 0
     assert [(r["method"], r["params"]) for r in server.requests] == [(method, params)]
+
+
+@pytest.mark.parametrize(("names", "words"), [(["w-1", "w-2"], "started again: w-1, w-2"), ([], "no worker is broken")])
+def test_retry_says_which_workers_it_started(
+    server: fake.FakeSupervisor,
+    path: Path,
+    capsys: pytest.CaptureFixture[str],
+    names: list[str],
+    words: str,
+) -> None:
+    server.respond = lambda _request: {"ok": True, "result": {"reset": names}}
+    assert main(["retry", "--socket", str(path)]) == 0
+    assert capsys.readouterr().out == f"{words}\n"
 
 
 def test_logs_are_one_a_line_without_control_characters(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import tui_fake as fake
 from test_tui_screens import live, on, scene
 
 from distensor_tui.actions import Action
@@ -12,7 +13,7 @@ from distensor_tui.dialogs import Prompt
 from distensor_tui.finder import Palette, matching, score
 from distensor_tui.frame import frame
 from distensor_tui.keys import EVERYWHERE, HELP, NOTICES, PALETTE, WHY, actions, everything, paste, press
-from distensor_tui.orders import DRAIN, HOUR_S, PAUSE, RESUME, UNTIL, moment, not_a_moment
+from distensor_tui.orders import DRAIN, HOUR_S, PAUSE, RESUME, RETRY, UNTIL, moment, not_a_moment
 from distensor_tui.scene import Ask, Copy, Dialog, Effect, Place, Quit, Say, Scene, Screen, Ui
 from distensor_tui.screens.table import SCREENS
 from distensor_tui.text import Tone, line, plain
@@ -57,6 +58,7 @@ def test_a_digit_opens_its_screen(screen: Screen) -> None:
         ("d enter", None, None),
         ("d 1", DRAIN, None),
         ("r", None, RESUME),
+        ("b", None, Say("No worker is broken.")),
         ("w", WHY, None),
         ("w q", None, None),
         ("w w", None, None),
@@ -74,6 +76,11 @@ def test_a_digit_opens_its_screen(screen: Screen) -> None:
 def test_actions_and_their_confirmations(keys: str, dialog: Dialog | None, effect: Effect) -> None:
     ui, found = steps(keys)
     assert (ui.dialog, found) == (dialog, effect)
+
+
+def test_a_broken_worker_gets_another_try() -> None:
+    broken = scene(live(workers=[fake.worker(1), fake.worker(2, state="broken")]), (100, 30), None)
+    assert press(broken, "b", "b") == (broken.ui, RETRY)
 
 
 @pytest.mark.parametrize(
