@@ -25,7 +25,24 @@ from distensor_tui.history import remember
 from distensor_tui.keys import paste, press
 from distensor_tui.lastseen import LastSeen
 from distensor_tui.palette import BACKGROUND, styles
-from distensor_tui.scene import Ask, Copy, Effect, Feed, Link, Look, Place, Quit, Say, Scene, Screen, Toast, Ui, View
+from distensor_tui.scene import (
+    Ask,
+    Copy,
+    Effect,
+    Feed,
+    Link,
+    Look,
+    Place,
+    Play,
+    Playing,
+    Quit,
+    Say,
+    Scene,
+    Screen,
+    Toast,
+    Ui,
+    View,
+)
 from distensor_tui.screens.page import held
 from distensor_tui.screens.table import spec
 from distensor_tui.sections import apply
@@ -49,6 +66,14 @@ class Source(Protocol):
 
     async def run(self) -> None: ...
     async def ask(self, method: str, params: Mapping[str, object] | None = None, within: float = 5.0) -> Answer: ...
+
+
+class Recorded(Source, Protocol):
+    """A recording: it can be held, and played at another speed."""
+
+    @property
+    def speed(self) -> float: ...
+    def control(self, what: Playing) -> bool: ...
 
 
 class Canvas(Widget):
@@ -118,6 +143,7 @@ class Dashboard(App[int], inherit_bindings=False):
         self._now, self._monotonic, self._zone, self._glyphs = now, monotonic, zone, glyphs
         self._last_seen = last_seen
         self._source: Source | None = None
+        self._player: Recorded | None = None
         self._view = View(feed=Feed(source=name))
         self._ui = Ui(place=Place(screen=screen))
         self._canvas = Canvas(self._resized)
@@ -136,10 +162,14 @@ class Dashboard(App[int], inherit_bindings=False):
         """What is on the screen; after the end, what was."""
         return self._canvas.lines
 
-    def follow(self, source: Source, *, replay: bool = False) -> None:
+    def follow(self, source: Source) -> None:
         """Use this source once the app runs."""
         self._source = source
-        self._view = replace(self._view, feed=replace(self._view.feed, replay=replay))
+
+    def replay(self, player: Recorded) -> None:
+        """Use a recording."""
+        self._source = self._player = player
+        self._view = replace(self._view, feed=replace(self._view.feed, replay=True))
 
     def compose(self) -> ComposeResult:
         yield self._canvas
@@ -230,8 +260,16 @@ class Dashboard(App[int], inherit_bindings=False):
             self._toast("Copied." if len(effect.text) <= LONGEST_COPY else "Copied the beginning.", Tone.GOOD)
         elif isinstance(effect, Say):
             self._toast(effect.text, effect.tone)
+        elif isinstance(effect, Play) and self._player is not None:
+            self._play(self._player, effect.what)
         elif isinstance(effect, Ask) and self._source is not None:
             self._start(self._ask(self._source, effect))
+
+    def _play(self, player: Recorded, what: Playing) -> None:
+        if player.control(what):
+            self._start(player.run())
+        ended = self._view.feed.replay_ended and what is not Playing.AGAIN
+        self._view = replace(self._view, feed=replace(self._view.feed, speed=player.speed, replay_ended=ended))
 
     async def _ask(self, source: Source, effect: Ask) -> None:
         answer = await source.ask(effect.method, dict(effect.params), effect.within)

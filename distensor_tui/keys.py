@@ -10,7 +10,7 @@ from distensor_tui import onboarding, orders
 from distensor_tui.actions import Action, find, perform
 from distensor_tui.dialogs import Info
 from distensor_tui.finder import Palette
-from distensor_tui.scene import Copy, Place, Quit, Say, Scene, Screen, Step, Ui
+from distensor_tui.scene import Copy, Place, Play, Playing, Quit, Say, Scene, Screen, Step, Ui
 from distensor_tui.screens.page import facts_text, open_row, reads_down, selected, shown_rows
 from distensor_tui.screens.table import SCREENS, notices, spec
 from distensor_tui.text import EMPTY, Line, Tone, fill, line, wrap
@@ -48,7 +48,7 @@ def paste(scene: Scene, text: str) -> Ui:
 
 def actions(scene: Scene) -> tuple[Action, ...]:
     """All that can be done here: the screen's own actions, then those of every screen."""
-    return (*spec(scene).actions, *EVERYWHERE)
+    return (*spec(scene).actions, *(REPLAY if scene.view.feed.replay else ()), *EVERYWHERE)
 
 
 def everything(scene: Scene) -> tuple[Action, ...]:
@@ -186,6 +186,9 @@ def _help_rows(scene: Scene, size: int) -> list[Line]:
     here = spec(scene).actions
     rows = [row for action in here for row in _help_row(action.key, action.about, size)]
     own = [line((f"On this screen, {scene.ui.screen.title}", Tone.TITLE)), *rows, EMPTY] if rows else []
+    if scene.view.feed.replay:
+        played = [row for action in REPLAY for row in _help_row(action.key, action.about, size)]
+        own = [line(("This is a recording", Tone.TITLE)), *played, EMPTY, *own]
     moves = _help_row("Up Down", "move in a list; PgUp PgDn Home End and j k too", size)
     common = [row for action in COMMON for row in _help_row(action.key, action.about, size)]
     screens = [row for action in TO_SCREENS for row in _help_row(action.key, action.about, size)]
@@ -224,6 +227,17 @@ def _screen_action(screen: Screen) -> Action:
     )
 
 
+def _play(what: Playing) -> Callable[[Scene], Step]:
+    return lambda scene: (scene.ui, Play(what))
+
+
+REPLAY = (
+    Action(name="Hold the recording", keys=("space",), about="hold the recording, or go on", do=_play(Playing.HOLD)),
+    Action(name="Play faster", keys=("plus", "equals_sign"), about="play twice as fast", do=_play(Playing.FASTER)),
+    Action(name="Play slower", keys=("minus",), about="play half as fast", do=_play(Playing.SLOWER)),
+    Action(name="Play again", keys=("b",), about="play from the begin", do=_play(Playing.AGAIN)),
+)
+"""Only where a recording is shown."""
 TO_SCREENS = tuple(_screen_action(screen) for screen in Screen)
 COMMON = (
     Action(name="Open the row", keys=("enter",), about="open the selected row; on Home: the jobs", do=_enter),

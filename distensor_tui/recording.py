@@ -1,6 +1,7 @@
 """Recordings of a supervisor's stream: written from the real thing, played back with its own times.
 
-One JSON object a line: {"at": unix seconds, "message": {...}}. Nothing in a recording is made up by this package.
+One JSON object a line: {"at": unix seconds, "message": {...}}; the first may be {"about": {...}}: where it comes from.
+Nothing in a recording is made up by this package. It holds what a supervisor shows, and that holds no secret.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from distensor_tui import __version__
 from distensor_tui.absence import Reason
 from distensor_tui.client import Sink
 from distensor_tui.clock import Now
 from distensor_tui.model import Snapshot
 from distensor_tui.once import NoSupervisor, converse
+from distensor_tui.scene import Playing
 from distensor_tui.sections import apply
 from distensor_tui.wire import Answer, Hello, Message, Update, decode
+
+ABOUT = '{"about":'
 
 
 class RecordingError(ValueError):
@@ -37,7 +42,8 @@ def load(path: Path) -> list[Moment]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecordingError(f"cannot read the recording {path}: {error}") from error
-    moments = [_moment(path, i, row) for i, row in enumerate(text.splitlines(), 1) if row.strip()]
+    rows = [(i, row) for i, row in enumerate(text.splitlines(), 1) if row.strip() and not row.startswith(ABOUT)]
+    moments = [_moment(path, i, row) for i, row in rows]
     if not moments or not isinstance(moments[0].message, Hello):
         raise RecordingError(f"{path} is not a recording: its first message must be a supervisor's hello")
     return moments
@@ -49,6 +55,11 @@ def _moment(path: Path, number: int, row: str) -> Moment:
         return Moment(at=float(raw["at"]), message=decode(json.dumps(raw["message"])))
     except (ValueError, TypeError, KeyError) as error:
         raise RecordingError(f"{path} line {number} is not a moment of a recording: {error}") from error
+
+
+SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+LOOKS_EVERY_S = 0.2
+"""A player that waits looks so often whether it was told something else."""
 
 
 class Player:
@@ -64,25 +75,47 @@ class Player:
         ended: Callable[[], None] = lambda: None,
     ) -> None:
         self._moments, self._sink, self._sleep, self._ended = moments, sink, sleep, ended
-        self._monotonic, self._start = monotonic, monotonic()
+        self._monotonic, self._since, self._at = monotonic, monotonic(), moments[0].at
+        self._next, self._playing = 0, False
+        self._speed, self._held = 1.0, False
+
+    @property
+    def speed(self) -> float:
+        """Recorded seconds for each real one; 0 while it is held."""
+        return 0.0 if self._held else self._speed
 
     def now(self) -> float:
         """The time inside the recording; it stands still at the end."""
-        elapsed = self._monotonic() - self._start
-        return min(self._moments[0].at + elapsed, self._moments[-1].at)
+        return min(self._at + (self._monotonic() - self._since) * self.speed, self._moments[-1].at)
+
+    def control(self, what: Playing) -> bool:
+        """Hold or go on, faster, slower, from the begin. True when it is over, so that `run` has to be called again."""
+        self._at, self._since = self.now(), self._monotonic()
+        if what is Playing.HOLD:
+            self._held = not self._held
+        elif what is Playing.AGAIN:
+            self._at, self._next = self._moments[0].at, 0
+        else:
+            place = SPEEDS.index(self._speed) + (1 if what is Playing.FASTER else -1)
+            self._speed = SPEEDS[min(max(0, place), len(SPEEDS) - 1)]
+        return what is Playing.AGAIN and not self._playing
 
     async def run(self) -> None:
-        self._start = self._monotonic()
-        for moment in self._moments:
-            wait = moment.at - self.now()
+        self._playing = True
+        self._at, self._since = self._moments[self._next].at, self._monotonic()
+        while self._next < len(self._moments):
+            wait = self._moments[self._next].at - self.now()
             if wait > 0:
-                await self._sleep(wait)
-            self._play(moment.message)
+                await self._sleep(min(wait / self.speed, LOOKS_EVERY_S) if self.speed else LOOKS_EVERY_S)
+                continue
+            self._next += 1
+            self._play(self._moments[self._next - 1].message)
+        self._playing = False
         self._ended()
 
     async def ask(self, method: str, params: Mapping[str, object] | None = None, within: float = 0.0) -> Answer:
         """A recording takes no orders."""
-        return Answer(id="", ok=False, code="recording", message="This is a recording; nothing can be changed in it")
+        return Answer(id="", ok=False, code="recording", message="This is a recording: it takes no requests")
 
     def _play(self, message: Message) -> None:
         if isinstance(message, Hello):
@@ -95,6 +128,8 @@ def record(path: Path, seconds: float, *, now: Now, monotonic: Callable[[], floa
     """The lines of a recording of the supervisor at `path`, for so many seconds or until it ends."""
     deadline = monotonic() + seconds
     with converse(path) as conversation:
+        about = {"made_by": "distensor record", "version": __version__, "at": round(now()), "seconds": seconds}
+        yield json.dumps({"about": about}, separators=(",", ":")) + "\n"
         yield _row(now(), conversation.lines[-1])
         while monotonic() < deadline:
             try:

@@ -38,6 +38,8 @@ class Feed:
     retry_at: float | None = None
     replay: bool = False
     replay_ended: bool = False
+    speed: float = 1.0
+    """Of a recording; 0 while it is held."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,7 +212,23 @@ class Say:
     tone: Tone = Tone.WARN
 
 
-Effect: TypeAlias = "Ask | Quit | Copy | Say | None"
+class Playing(StrEnum):
+    """What a recording may be told."""
+
+    HOLD = "hold"
+    FASTER = "faster"
+    SLOWER = "slower"
+    AGAIN = "again"
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """Tell the recording."""
+
+    what: Playing
+
+
+Effect: TypeAlias = "Ask | Quit | Copy | Say | Play | None"
 Step: TypeAlias = "tuple[Ui, Effect]"
 
 

@@ -51,7 +51,7 @@ def _app(options: argparse.Namespace, path: Path, moments: list[Moment] | None) 
 
         player = Player(moments, app, monotonic=system_monotonic, ended=app.on_replay_end)
         clock.now_of = player.now
-        app.follow(player, replay=True)
+        app.replay(player)
     else:
         app.follow(Client(path, app))
     return app

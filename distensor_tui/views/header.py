@@ -53,7 +53,10 @@ def _source(view: View) -> Line:
 def _replay(view: View) -> Line:
     if not view.feed.replay:
         return EMPTY
-    return line((" RECORDING, ended " if view.feed.replay_ended else " RECORDING ", Tone.PILL_CALM))
+    feed = view.feed
+    speed = "" if feed.speed == 1 else f" x{feed.speed:g}"
+    how = ", ended" if feed.replay_ended else speed if feed.speed else ", held"
+    return line((f" RECORDING{how} ", Tone.PILL_CALM), (" b again" if feed.replay_ended else " space + -", Tone.DIM))
 
 
 def _state(node: Node, look: Look) -> Line:

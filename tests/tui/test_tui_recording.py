@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 import tui_fake as fake
+from test_tui_app import until
 from test_tui_cli import ServerThread, run
 
 from distensor_tui import cli
 from distensor_tui.absence import Absence
+from distensor_tui.app import Dashboard
 from distensor_tui.cli import main
 from distensor_tui.clock import system_monotonic, system_now
 from distensor_tui.recording import Player, RecordingError, load, outcome, record
+from distensor_tui.scene import Playing
 from distensor_tui.wire import Hello, Update
 
 
@@ -71,6 +74,61 @@ def test_playing_keeps_the_times_of_the_recording(file: Path) -> None:
     time.at += 1000
     assert player.now() == 103.0
     assert not asyncio.run(player.ask("pause")).ok
+
+
+class Held:
+    """Time that passes only while the player waits, and tells it something at given moments."""
+
+    def __init__(self) -> None:
+        self.at, self.plan, self.player = 0.0, [], None
+
+    async def sleep(self, seconds: float) -> None:
+        self.at += seconds
+        while self.plan and self.at >= self.plan[0][0]:
+            self.player.control(self.plan.pop(0)[1])
+
+
+def played(file: Path, *plan: tuple[float, Playing]) -> tuple[Sink, Held]:
+    sink, time = Sink(), Held()
+    time.plan = list(plan)
+    time.player = Player(load(file), sink, monotonic=lambda: time.at, sleep=time.sleep)
+    asyncio.run(time.player.run())
+    return sink, time
+
+
+@pytest.mark.parametrize(
+    ("plan", "seconds"),
+    [
+        ([], 3.0),
+        ([(0.0, Playing.FASTER)], 1.5),
+        ([(0.0, Playing.FASTER), (0.0, Playing.FASTER)], 0.75),
+        ([(0.0, Playing.SLOWER)], 6.0),
+        ([(1.0, Playing.HOLD), (11.0, Playing.HOLD)], 13.0),
+        ([(2.0, Playing.AGAIN)], 5.0),
+    ],
+)
+def test_a_recording_is_held_and_played_at_other_speeds(
+    file: Path, plan: list[tuple[float, Playing]], seconds: float
+) -> None:
+    sink, time = played(file, *plan)
+    assert time.at == pytest.approx(seconds, abs=0.3)
+    again = any(what is Playing.AGAIN for _, what in plan)
+    assert [type(message) for message in sink.got] == ([Hello, Update] if again else []) + [Hello, Update, Update]
+
+
+def test_one_that_is_over_can_be_played_again(file: Path) -> None:
+    sink, time = played(file)
+    assert time.player.control(Playing.AGAIN)
+    asyncio.run(time.player.run())
+    assert len(sink.got) == 6
+    assert not time.player.control(Playing.HOLD)
+    assert time.player.speed == 0
+
+
+def test_where_it_comes_from_is_no_moment(file: Path) -> None:
+    moments = load(file)
+    file.write_text('{"about":{"made_by":"distensor record"}}\n' + file.read_text())
+    assert load(file) == moments
 
 
 def test_the_outcome_is_the_last_state(file: Path) -> None:
@@ -130,12 +188,13 @@ def test_a_recording_of_a_server_plays_the_same(tmp_path_factory: pytest.TempPat
     folder = tmp_path_factory.mktemp("s")
     thread = ServerThread(folder / "s.sock", fake.snapshot(), fake.HELLO)
     rows = record(folder / "s.sock", 30.0, now=system_now, monotonic=system_monotonic)
-    lines = [next(rows), next(rows)]
+    lines = [next(rows), next(rows), next(rows)]
     thread._loop.call_soon_threadsafe(lambda: thread.fake.push(jobs=[fake.job(step=7)]))
     lines.append(next(rows))
     rows.close()
     thread.close()
     (folder / "r.jsonl").write_text("".join(lines))
+    assert lines[0].startswith('{"about":{"made_by":"distensor record"')
     jobs = outcome(load(folder / "r.jsonl")).jobs
     assert jobs is not None
     assert jobs[0].step == 7
@@ -171,3 +230,21 @@ def test_no_screenshot_without_data(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["--socket", str(tmp_path / "none.sock"), "--screenshot", str(picture)]) == 69
     assert not picture.exists()
     assert "not running" in capsys.readouterr().err
+
+
+@pytest.mark.asyncio
+async def test_keys_hold_and_speed_up_what_is_shown(file: Path) -> None:
+    app = Dashboard(name=str(file), now=lambda: fake.NOW, monotonic=system_monotonic)
+    player = Player(load(file), app, monotonic=system_monotonic, ended=app.on_replay_end)
+    app.replay(player)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: "RECORDING" in app.screen_text())
+        await pilot.press("space")
+        assert "RECORDING, held" in app.screen_text()
+        await pilot.press("space", "plus", "plus", "plus", "plus")
+        assert "RECORDING x16" in app.screen_text()
+        await until(pilot, lambda: "RECORDING, ended" in app.screen_text())
+        await pilot.press("b")
+        assert "RECORDING x16" in app.screen_text()
+        await pilot.press("p", "3")
+        await until(pilot, lambda: "pause failed: This is a recording" in app.screen_text())
