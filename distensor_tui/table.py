@@ -231,6 +231,15 @@ VERBS: tuple[Verb, ...] = (
         then="`distensor --demo` shows the dashboard with a recording.",
     ),
     Verb(
+        name="bandwidth",
+        group=Group.MORE,
+        about="Say what each way to agree would send for a model, and how long that takes on given links.",
+        wheel="distensor",
+        flags=("--json", "--params", "--workers", "--down", "--up", "--value-bytes"),
+        examples=(("distensor bandwidth --params 1.2e9 --workers 32 --down 100 --up 10", "for a home link"),),
+        then="What a run really sends is counted: screen 3 of the dashboard shows it by link.",
+    ),
+    Verb(
         name="hub",
         group=Group.MORE,
         about="Run a hub, where nodes and trainers meet.",

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from distensor.core.update_bytes import CHUNK
 from distensor.optim.distro.exchange import Exchange
-from distensor.optim.distro.layout import CHUNK
 from distensor.optim.distro.sparse import SparseOptimizer
 
 

@@ -5,7 +5,7 @@ A message is a header and four bit streams, each over all rows, so that nothing 
 1. the magnitudes: for each row a code on a logarithmic scale, 0 for a row that sends nothing, as differences of
    neighbours (a zigzag number in a Rice code);
 2. the gaps between the kept places of each row, in unary what exceeds 2**b;
-3. the lower b bits of each gap, b from the row's length (`layout.rice_parameter`);
+3. the lower b bits of each gap, b from the row's length (`rice_parameter`);
 4. the signs, and with two bits a value whether it has the row's larger magnitude.
 
 Which places and values a message may have follows from the layout, which both ends know; everything else is refused.
@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distensor.core.errors import FrameError
-from distensor.optim.distro.layout import Block, Layout, rice_parameter
+from distensor.core.update_bytes import rice_parameter
+from distensor.optim.distro.layout import Block, Layout
 
 Integers: TypeAlias = "NDArray[np.int64]"
 Bits: TypeAlias = "NDArray[np.bool_]"

@@ -9,10 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from distensor.core.update_bytes import CHUNK
 from distensor.optim.distro.codec import Rows
 from distensor.optim.distro.cosine import inverse, tiles_of, transform
 from distensor.optim.distro.exchange import Exchange
-from distensor.optim.distro.layout import CHUNK, Layout, make_layout
+from distensor.optim.distro.layout import Layout, make_layout
 from distensor.optim.distro.selection import count_rows
 from distensor.optim.distro.sparse import SparseOptimizer
 

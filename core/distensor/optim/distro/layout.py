@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from distensor.core.errors import ConfigError
+from distensor.core.update_bytes import CHUNK, kept_of
 
-CHUNK = 4096
-"""Elements of a full row: 64 x 64."""
 MAX_CHUNK = 1 << 16
 
 
@@ -114,20 +113,3 @@ def regions_of(shape: Sequence[int], chunk: int) -> Iterator[Region]:
 def matrix_of(shape: Sequence[int]) -> tuple[int, int]:
     """Rows and columns of a tensor read as a matrix."""
     return (shape[0], math.prod(shape[1:])) if shape else (1, 1)
-
-
-def kept_of(length: int, k: int, chunk: int) -> int:
-    """How many of a row of `length` travel: the share k / chunk, rounded, at least one."""
-    return min(length, max(1, round(length * k / chunk)))
-
-
-def rice_parameter(length: int, kept: int) -> int:
-    """Bits of the fixed part of a coded gap, for `kept` sorted places in a row of `length`.
-
-    The gaps are nearly geometric with mean m = (length - kept) / (kept + 1). A code of them then has b + 1 bits and
-    1 / (exp(2**b / m) - 1) more on average; the best b is that of the shortest.
-    """
-    mean = (length - kept) / (kept + 1)
-    if mean <= 0:
-        return 0
-    return min(range(length.bit_length()), key=lambda b: b + 1.0 / math.expm1(min(700.0, 2.0**b / mean)))

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distensor.core.errors import ConfigError
+from distensor.core.update_bytes import CHUNK
 from distensor.optim.distro.exchange import Exchange, exchange_of
-from distensor.optim.distro.layout import CHUNK
 from distensor.optim.distro.sparse import SparseOptimizer
 
 ANCHOR = "anchor"

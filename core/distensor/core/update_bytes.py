@@ -1,0 +1,123 @@
+"""How many bytes the workers of a data-parallel group exchange in a step, and how long that takes on given links.
+
+Sparse messages are predicted from the code they are written in (`optim.distro.codec`), for places that are spread
+evenly. What a run really sent is counted on its sockets; this is for choosing before there is a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from distensor.core.errors import ConfigError
+
+CHUNK = 4096
+"""Elements of a full row of a sparse update: 64 x 64."""
+SCALE_BITS = 2.2
+"""Of a row's magnitude, coded as the difference to the row before; measured at rows of like size."""
+
+
+def kept_of(length: int, k: int, chunk: int) -> int:
+    """How many of a row of `length` travel: the share k / chunk, rounded, at least one."""
+    return min(length, max(1, round(length * k / chunk)))
+
+
+def rice_parameter(length: int, kept: int) -> int:
+    """Bits of the fixed part of a coded gap, for `kept` sorted places in a row of `length`.
+
+    The gaps are nearly geometric with mean m = (length - kept) / (kept + 1). A code of them then has b + 1 bits and
+    1 / (exp(2**b / m) - 1) more on average; the best b is that of the shortest.
+    """
+    return min(range(length.bit_length()), key=lambda b: _gap_bits(length, kept, b))
+
+
+def _gap_bits(length: int, kept: int, b: int) -> float:
+    mean = (length - kept) / (kept + 1)
+    return b + 1.0 + (1.0 / math.expm1(min(700.0, 2.0**b / mean)) if mean > 0 else 0.0)
+
+
+def row_bits(length: int, kept: int, value_bits: int = 1) -> float:
+    """Bits of a row's part of a message, on average."""
+    gap = _gap_bits(length, kept, rice_parameter(length, kept))
+    return kept * (gap + value_bits) + SCALE_BITS * value_bits
+
+
+class Topology(StrEnum):
+    """Who sends to whom."""
+
+    RING = "ring all-reduce"
+    PEERS = "peer to peer"
+    AGGREGATOR = "aggregator"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traffic:
+    """Bytes of one worker in one step, on average over the steps."""
+
+    method: str
+    topology: Topology
+    up: float
+    down: float
+
+    def seconds(self, *, up_rate: float, down_rate: float) -> float:
+        """On a link of these bytes per second, both directions at once, nothing hidden behind computing."""
+        return max(self.up / up_rate, self.down / down_rate)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sparse:
+    """A method that sends `k` entries of each chunk every `every` steps."""
+
+    name: str
+    k: int
+    value_bits: int = 1
+    every: int = 1
+
+
+SPARSE = (
+    Sparse(name="DisTrO-AdamW k=32", k=32),
+    Sparse(name="DisTrO-AdamW k=8", k=8),
+    Sparse(name="DisTrO-AdamW k=2", k=2),
+    Sparse(name="DeMo, DisTrO k=32", k=32),
+    Sparse(name="SparseLoCo k=64, every 30", k=64, value_bits=2, every=30),
+)
+DILOCO_EVERY = 50
+
+
+def message_bytes(parameters: float, k: int, value_bits: int = 1) -> float:
+    """Of one worker's message for a model whose parameters fill whole chunks."""
+    return parameters / CHUNK * row_bits(CHUNK, k, value_bits) / 8.0
+
+
+def traffic_of_all(parameters: float, workers: int, value_bytes: int = 2) -> Sequence[Traffic]:
+    """Every method on every topology that it runs on.
+
+    Args:
+        value_bytes: of a gradient's element where all of them travel.
+
+    Raises:
+        ConfigError: fewer than two workers, or no parameters.
+    """
+    if workers < 2:
+        raise ConfigError(f"workers = {workers}; expected at least 2, one sends to nobody")
+    if not 1 <= parameters < 1e15:
+        raise ConfigError(f"params = {parameters:g}; expected a number of at least 1")
+    dense = parameters * value_bytes
+    ring = 2.0 * (workers - 1) / workers * dense
+    found = [
+        Traffic(method="AdamW", topology=Topology.RING, up=ring, down=ring),
+        Traffic(
+            method=f"DiLoCo, every {DILOCO_EVERY}",
+            topology=Topology.RING,
+            up=ring / DILOCO_EVERY,
+            down=ring / DILOCO_EVERY,
+        ),
+    ]
+    for method in SPARSE:
+        size = message_bytes(parameters, method.k, method.value_bits) / method.every
+        others = (workers - 1) * size
+        found.append(Traffic(method=method.name, topology=Topology.PEERS, up=others, down=others))
+        found.append(Traffic(method=method.name, topology=Topology.AGGREGATOR, up=size, down=others))
+    return found

@@ -1,0 +1,95 @@
+"""`distensor bandwidth`: what each way to agree would send for a model, and how long that takes on given links."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any, NoReturn
+
+from distensor.core.errors import ConfigError
+from distensor.core.update_bytes import Topology, Traffic, traffic_of_all
+
+OK, USAGE = 0, 64
+MEGABIT = 1e6 / 8
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"{self.prog}: {message}\nTry '{self.prog} --help'.\n")
+
+
+def main(argv: list[str]) -> int:
+    """Run the verb; the status for the shell."""
+    try:
+        options = _parser().parse_args(argv)
+        rows = traffic_of_all(options.params, options.workers, options.value_bytes)
+    except SystemExit as exit_:  # argparse ends this way, after --help too
+        return int(exit_.code or 0)
+    except ConfigError as error:
+        sys.stderr.write(f"distensor bandwidth: {error}\n")
+        return USAGE
+    facts = [_facts(row, options, rows[0]) for row in rows]
+    text = json.dumps({"v": 1, "rows": facts}) if options.json else _table(facts, options)
+    sys.stdout.write(text + "\n")
+    return OK
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="distensor bandwidth",
+        description="What each method would send in a step of data-parallel training, and how long that takes. "
+        "Predicted from the wire format; nothing is measured.",
+        epilog="example: distensor bandwidth --params 1.2e9 --workers 32 --down 100 --up 10",
+    )
+    parser.add_argument("--params", type=float, required=True, help="parameters of the model, such as 1.2e9")
+    parser.add_argument("--workers", type=int, required=True, help="replicas that agree")
+    parser.add_argument("--down", type=_rate, required=True, metavar="MBIT", help="of a worker's link, in Mbit/s")
+    parser.add_argument("--up", type=_rate, required=True, metavar="MBIT", help="of a worker's link, in Mbit/s")
+    parser.add_argument(
+        "--value-bytes", type=int, choices=(2, 4), default=2, help="of a dense gradient's element (default: 2, bf16)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    return parser
+
+
+def _rate(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of Mbit/s above 0")
+    return value
+
+
+def _facts(row: Traffic, options: argparse.Namespace, ring: Traffic) -> dict[str, Any]:
+    return {
+        "method": row.method,
+        "topology": row.topology.value,
+        "up_bytes": round(row.up),
+        "down_bytes": round(row.down),
+        "seconds": row.seconds(up_rate=options.up * MEGABIT, down_rate=options.down * MEGABIT),
+        "up_reduction": ring.up / row.up,
+        "down_reduction": ring.down / row.down,
+    }
+
+
+def _table(facts: list[dict[str, Any]], options: argparse.Namespace) -> str:
+    lines = [
+        f"a step of {options.params:.3g} parameters, {options.workers} workers, "
+        f"{options.down:g} Mbit/s down, {options.up:g} Mbit/s up",
+        f"{'':28}{'':17}{'up MB':>11}{'down MB':>11}{'network s':>11}{'up, down less than the ring':>30}",
+    ]
+    lines += [
+        f"{fact['method']:28}{fact['topology']:17}{fact['up_bytes'] / 1e6:11,.2f}{fact['down_bytes'] / 1e6:11,.2f}"
+        f"{fact['seconds']:11,.2f}{fact['up_reduction']:17,.0f}x{fact['down_reduction']:11,.0f}x"
+        for fact in facts
+    ]
+    return "\n".join([*lines, _note(options)])
+
+
+def _note(options: argparse.Namespace) -> str:
+    return (
+        f"{Topology.RING.value}: {options.value_bytes} bytes an element, 2 (W - 1) / W of the model each way. "
+        "An aggregator spares the upload only:\n"
+        "workers choose other entries, so what comes back is the sum of all. Methods that exchange every so many\n"
+        "steps are counted on average; theirs come in bursts. All of it is predicted, nothing measured."
+    )
