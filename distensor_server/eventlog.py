@@ -10,6 +10,7 @@ from distensor_server.durations import spoken
 from distensor_server.picture import LoggedEvent
 
 MAX_EVENTS = 200
+MAX_REPEATS = 400
 LONGEST_WAIT = 600.0
 
 
@@ -78,11 +79,18 @@ class EventLog:
         if count == self._burst:
             words = f"over {self._burst} events in {self._quiet:g} s: the others are not shown"
             event = replace(event, severity="warning", text=words)
+        self._forget_one_too_many()
         self._repeats[event.source, event.text] = _Repeat(
             event=event, shown_at=event.at, last_at=event.at, wait=self._quiet
         )
         self._events.append(event)
         return event
+
+    def _forget_one_too_many(self) -> None:
+        """The oldest that has nothing to tell: jobs that come and go name a new worker each time."""
+        if len(self._repeats) >= MAX_REPEATS:
+            silent = (key for key, repeat in self._repeats.items() if not repeat.count)
+            del self._repeats[next(silent, next(iter(self._repeats)))]
 
     def __iter__(self) -> Iterator[LoggedEvent]:
         return iter(self._events)

@@ -35,8 +35,9 @@ class Notifier:
     def alive(self) -> None:
         self._send("WATCHDOG=1")
 
-    def stopping(self) -> None:
-        self._send("STOPPING=1")
+    def stopping(self, seconds: float) -> None:
+        """The end may take `seconds`, also where TimeoutStopSec= says less: the owner set how long to drain."""
+        self._send(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
 
     def reloading(self, monotonic: float) -> None:
         self._send(f"RELOADING=1\nMONOTONIC_USEC={int(monotonic * 1e6)}")

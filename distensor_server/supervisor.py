@@ -240,7 +240,7 @@ class Supervisor:
         self.node.on_change()
 
     async def _end_workers(self, *, failed: bool) -> None:
-        self._notifier.stopping()
+        self._notifier.stopping(self._longest_end())
         self.node.link.set_accepting(False)
         if failed:
             self.stop(StopMode.NOW, "the supervisor failed")
@@ -251,6 +251,11 @@ class Supervisor:
         else:
             self.node.workforce.stop_all(reason)
         await self.node.workforce.all_gone()
+
+    def _longest_end(self) -> float:
+        """Seconds that the end may take at most, with some to spare."""
+        drain = self.node.limits.drain_seconds if self._stop_mode is StopMode.DRAIN else 0.0
+        return drain + 2 * self.node.workforce.policy.stop_grace + FAREWELL_SECONDS + 10.0
 
     async def _say_farewell(self, *, link_alive: bool) -> None:
         """Give the last claims and reports a moment to reach a hub that listens."""

@@ -275,7 +275,9 @@ async def test_systemd_hears_of_the_whole_life(short_dir: Path) -> None:
         hear()
     assert told[0] == b"READY=1"
     earning = next(index for index, message in enumerate(told) if message.startswith(b"STATUS=EARNING"))
-    assert told.index(b"STOPPING=1") > earning
+    (stopping,) = [index for index, message in enumerate(told) if message.startswith(b"STOPPING=1")]
+    assert stopping > earning
+    assert told[stopping] == b"STOPPING=1\nEXTEND_TIMEOUT_USEC=12500000", "two graces of half a second, and some"
     (reloading,) = [index for index, message in enumerate(told) if message.startswith(b"RELOADING=1\nMONOTONIC_USEC=")]
     assert abs(int(told[reloading].rpartition(b"=")[2]) / 1e6 - time.monotonic()) < 60
     assert b"READY=1" in told[reloading:]

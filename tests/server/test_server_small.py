@@ -132,9 +132,11 @@ def test_systemd_is_told(tmp_path: Path) -> None:
         notifier.status("IDLE")
         notifier.alive()
         notifier.reloading(1.5)
-        notifier.stopping()
+        notifier.stopping(95)
         told = [manager.recv(1000) for _ in range(5)]
-    assert told == [b"READY=1", b"STATUS=IDLE", b"WATCHDOG=1", b"RELOADING=1\nMONOTONIC_USEC=1500000", b"STOPPING=1"]
+    reloading = b"RELOADING=1\nMONOTONIC_USEC=1500000"
+    stopping = b"STOPPING=1\nEXTEND_TIMEOUT_USEC=95000000"
+    assert told == [b"READY=1", b"STATUS=IDLE", b"WATCHDOG=1", reloading, stopping]
     notifier.alive()  # the manager is gone: nothing happens
 
 

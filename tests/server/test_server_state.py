@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from distensor.core.control import Earnings, Unit, UnitKey
 from distensor.core.errors import SessionError, StoreError
 from distensor.core.ids import Epoch, JobId, Rank
-from distensor_server.eventlog import EventLog
+from distensor_server.eventlog import MAX_REPEATS, EventLog
 from distensor_server.holds import is_over, load_hold, parse_drain, parse_pause, save_hold
 from distensor_server.localserver import RequestError
 from distensor_server.logfiles import LastLine, RotatingFile
@@ -284,6 +284,16 @@ def test_no_event_is_lost_from_the_count(gaps: list[tuple[str, float]]) -> None:
         told += count(shown.text) if shown else 0
     told += sum(count(shown.text) for shown in log.due(now + 600))
     assert told == said
+
+
+def test_what_is_remembered_of_events_is_bounded() -> None:
+    log = EventLog()
+    for number in range(3 * MAX_REPEATS):
+        log.add(LoggedEvent(at=number / 10, severity="info", source=f"w_{number}", text="ready"))
+        log.add(LoggedEvent(at=number / 10, severity="info", source="hub", text="away"))
+    assert len(log._repeats) == MAX_REPEATS
+    told = [shown.text for shown in log.due(3 * MAX_REPEATS / 10 + 600)]
+    assert any(text.startswith("away (") for text in told), "what has something to tell stays"
 
 
 def test_a_source_that_floods_is_cut_short_and_hides_no_other() -> None:
