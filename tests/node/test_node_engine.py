@@ -119,6 +119,47 @@ def test_gradients_and_evaluation_update_nothing(engine: ShardEngine, module: Ch
     assert all(torch.equal(before[name], tensor) for name, tensor in engine.state().items())
 
 
+def raw(engine: ShardEngine) -> torch.Tensor:
+    """A weight as it lies in memory, past everything that would settle."""
+    return engine._runners[0].parameters["embed.weight"].detach().clone()
+
+
+def test_an_update_is_owed_until_somebody_looks(engine: ShardEngine, module: Chain) -> None:
+    """The first is carried out at once, for its memory; the others when the answer is out, or before the next look."""
+    load(engine, pieces_of(module, 2), optimizer=OptimizerSpec(name="adamw", lr=0.1))
+    before = raw(engine)
+    assert engine.step(1, [batch_of(2)], 0.1).optimizer_bytes > 0
+    first = raw(engine)
+    assert not torch.equal(before, first)
+    assert engine.step(2, [batch_of(2)], 0.1).committed
+    assert torch.equal(raw(engine), first)
+    engine.settle()
+    second = raw(engine)
+    assert not torch.equal(second, first)
+    engine.settle()
+    assert torch.equal(raw(engine), second), "once is enough"
+    engine.step(3, [batch_of(2)], 0.1)
+    assert not torch.equal(engine.state()["0/embed.weight"], second), "who looks sees the weights after the step"
+    straight = Chain()
+    load(engine, pieces_of(straight, 2), optimizer=OptimizerSpec(name="adamw", lr=0.1))
+    for number in range(3):
+        engine.step(10 + number, [batch_of(2)], 0.1)
+        engine.settle()
+    settled = raw(engine)
+    load(engine, pieces_of(Chain(), 2), optimizer=OptimizerSpec(name="adamw", lr=0.1))
+    for number in range(3):
+        engine.step(20 + number, [batch_of(2)], 0.1)
+    assert torch.equal(engine.state()["0/embed.weight"], settled), "the next step looks too"
+
+
+def test_a_load_forgets_what_is_owed(engine: ShardEngine, module: Chain) -> None:
+    load(engine, pieces_of(module, 2))
+    for number in (30, 31):
+        engine.step(number, [batch_of(2)], 0.1)
+    load(engine, pieces_of(module, 2))
+    assert torch.equal(engine.state()["0/embed.weight"], module.embed.weight)
+
+
 def test_weights_are_replaced_or_refused(engine: ShardEngine, module: Chain) -> None:
     load(engine, pieces_of(module, 2))
     engine.replace({"0/embed.weight": torch.ones(11, 6)})

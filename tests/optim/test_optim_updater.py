@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from distensor.core.errors import ConfigError
 from distensor.optim import OptimizerSpec
+from distensor.optim.build import FUSED
 from distensor.optim.spec import OPTIONS
 from distensor.optim.updater import Updater, name_of, state_layout
 
@@ -222,3 +223,42 @@ def test_nothing_to_train_is_no_error() -> None:
     updater.step(0.1)
     updater.load_state({})
     assert (updater.state(), updater.averages(), updater.bytes) == ({}, {}, 0)
+
+
+@pytest.mark.parametrize("name", sorted(FUSED))
+def test_one_kernel_gives_what_torch_gives_step_by_step(name: str) -> None:
+    """Of an element one rounding at a time may differ, and no more after many steps."""
+    options = {"weight_decay": 0.1, "betas": [0.8, 0.95], "amsgrad": True}
+    generator = torch.Generator().manual_seed(3)
+    weight = nn.Parameter(torch.randn(1003, generator=generator))
+    plain = nn.Parameter(weight.detach().clone())
+    updater = Updater(OptimizerSpec(name=name, lr=1e-2, options=options), {"w": weight})
+    classes = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    reference = classes[name]([plain], lr=1e-2, weight_decay=0.1, betas=(0.8, 0.95), amsgrad=True, fused=False)
+    for _ in range(20):
+        gradient = torch.randn(1003, generator=generator)
+        weight.grad, plain.grad = gradient.clone(), gradient.clone()
+        updater.step(1e-2)
+        reference.step()
+    torch.testing.assert_close(weight, plain, rtol=1e-6, atol=1e-7)
+
+
+def test_copies_on_machines_of_other_sizes_keep_the_same_bits() -> None:
+    """Replicas hold the same weight with another number of threads, and tied copies in other stages."""
+    threads = torch.get_num_threads()
+
+    def after(count: int) -> Tensor:
+        torch.set_num_threads(count)
+        generator = torch.Generator().manual_seed(4)
+        weight = nn.Parameter(torch.randn(70_001, generator=generator))
+        updater = Updater(spec_of("adamw"), {"w": weight})
+        for _ in range(5):
+            weight.grad = torch.randn(70_001, generator=generator)
+            updater.step(1e-2, 0.37)
+        return weight.detach()
+
+    try:
+        first, *others = [after(count) for count in (1, 2, 3)]
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(first, other) for other in others)

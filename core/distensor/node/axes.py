@@ -35,9 +35,9 @@ class ProcessGroupAxis:
 
     def all_reduce(self, tensor: Tensor, op: Reduction) -> Tensor:
         result = tensor.detach().clone(memory_format=torch.contiguous_format)
-        options = _at_once(dist.AllreduceOptions())
-        options.reduceOp = _OPERATIONS[op]
-        self._run(self._group.allreduce, [result], options)
+        started = self._clock.monotonic()
+        all_reduce_at_once(self._group, result, op)
+        self.seconds += self._clock.monotonic() - started
         return result
 
     def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
@@ -79,6 +79,13 @@ class ProcessGroupAxis:
         started = self._clock.monotonic()
         collective(*arguments).wait()
         self.seconds += self._clock.monotonic() - started
+
+
+def all_reduce_at_once(group: dist.ProcessGroup, tensor: Tensor, op: Reduction) -> None:
+    """Reduce `tensor` in place, in the caller's thread where nothing of the group is before it."""
+    options = _at_once(dist.AllreduceOptions())
+    options.reduceOp = _OPERATIONS[op]
+    group.allreduce([tensor], options).wait()
 
 
 def _at_once(options: Any) -> Any:

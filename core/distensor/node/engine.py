@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 
 from distensor.core import Clock, RankLayout
 from distensor.core.errors import ConfigError, ProgramRejectedError
@@ -21,8 +20,10 @@ from distensor.core.schedules import (
     splits_backward,
     stages_of_rank,
 )
+from distensor.node.axes import all_reduce_at_once
 from distensor.node.groups import MeshGroups, torch_groups
 from distensor.node.link_probe import Neighbours, measure_links
+from distensor.node.norm_shares import norm_share
 from distensor.node.orders import AS_SCHEDULED, Pace
 from distensor.node.pacing import rank_figures
 from distensor.node.pipeline import PipelineExecutor, Totals
@@ -31,6 +32,7 @@ from distensor.optim.clipping import NormType, clip_factor, partial_norm, whole_
 from distensor.optim.sharing import part_state, whole_state
 from distensor.optim.updater import Updater, name_of
 from distensor.program import Limits, StageProgram, StageRunner
+from distensor.program.axes import Reduction
 from distensor.sync import Held, ReplicatedWeights, ShardedWeights, Sync, WeightStore, keyed
 
 if TYPE_CHECKING:
@@ -60,6 +62,14 @@ class StepReport:
     """Of the pipeline, where they were to be measured."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Update:
+    """What a step has decided: the learning rate, and by what the sums of the gradients are multiplied."""
+
+    lr: float
+    scale: float
+
+
 class ShardEngine:
     """Holds the stages of one rank, their optimizer and the groups that they reduce over.
 
@@ -86,6 +96,7 @@ class ShardEngine:
         self._runners: dict[int, StageRunner] = {}
         self._loaded = False
         self._store: WeightStore | None = None
+        self._owed: _Update | None = None
         self._groups = torch_groups(self._layout, assignment.rank, clock) if groups is None else groups
 
     @property
@@ -101,13 +112,14 @@ class ShardEngine:
             ProgramRejectedError: a program that is not allowed, or stages that are not this rank's.
         """
         self._check_stages(plan, programs)
-        self._loaded = False
+        self._loaded, self._owed = False, None
         if self._store is not None:
             self._store.close()
         self._check_slices(plan)
         self._store = store = self._take_stages(plan, programs, weights)
         self._check_tied(plan)
         self._plan = plan
+        self._counted = self._counted_keys(plan, store.updated)
         self._executor = PipelineExecutor(
             plane=self._plane,
             rank=self._rank,
@@ -123,7 +135,7 @@ class ShardEngine:
             self._updater = Updater(plan.optimizer, store.updated)
         except ConfigError as error:
             raise ProgramRejectedError(str(error)) from error
-        self._optimizer_bytes = 0
+        self._optimizer_bytes: int | None = None
         self._loaded = True
 
     def _check_stages(self, plan: JobPlan, programs: Mapping[int, bytes]) -> None:
@@ -168,7 +180,9 @@ class ShardEngine:
 
     @property
     def _weights(self) -> WeightStore:
+        """As they are after all steps so far."""
         assert self._store is not None, "a load command comes first"
+        self.settle()
         return self._store
 
     def require_load(self) -> None:
@@ -217,12 +231,25 @@ class ShardEngine:
         pace: Pace = AS_SCHEDULED,
         number: int = 0,
     ) -> StepReport:
-        """Optimizer step `number` over this replica's micro-batches. All ranks apply the update, or none does."""
+        """Optimizer step `number` over this replica's micro-batches. All ranks apply the update, or none does.
+
+        The update itself is owed from then on: `settle` carries it out, and so does whatever looks at the weights. Only
+        the first one is carried out here, since it alone needs memory that may not be there.
+        """
         report = self._gradients(sequence, batches, number, pace)
-        if report.weight > 0 and math.isfinite(report.loss) and math.isfinite(report.grad_norm):
-            self._apply(report.weight, report.grad_norm, lr)
-            return replace(report, committed=True, optimizer_bytes=self._count_optimizer_bytes())
-        return report
+        if not (report.weight > 0 and math.isfinite(report.loss) and math.isfinite(report.grad_norm)):
+            return report
+        self._owed = _Update(lr=lr, scale=clip_factor(report.grad_norm, self._plan.clip_norm) / report.weight)
+        if self._optimizer_bytes is None:
+            self.settle()
+            self._optimizer_bytes = self._updater.bytes
+        return replace(report, committed=True, optimizer_bytes=self._optimizer_bytes)
+
+    def settle(self) -> None:
+        """Carry out the update that the last step decided on, unless that has been done."""
+        owed, self._owed = self._owed, None
+        if owed is not None:
+            self._updater.step(owed.lr, owed.scale)
 
     def gradients(
         self, sequence: int, batches: Sequence[Mapping[str, Tensor]], wanted: Sequence[str], number: int = 0
@@ -296,7 +323,8 @@ class ShardEngine:
         Raises:
             ProgramRejectedError: one that is not here, or no average is kept.
         """
-        return _chosen(self._weights.whole(self._updater.averages()), wanted)
+        weights = self._weights
+        return _chosen(weights.whole(self._updater.averages()), wanted)
 
     @property
     def trained(self) -> list[str]:
@@ -305,12 +333,14 @@ class ShardEngine:
 
     def optimizer_state(self) -> State:
         """By "stage/name" of each trainable parameter: what else the next steps depend on, by field."""
-        return whole_state(self._updater.state(), self._weights)
+        weights = self._weights
+        return whole_state(self._updater.state(), weights)
 
     def load_optimizer_state(self, state: State) -> None:
         """Go on from what `optimizer_state` returned. Raises ProgramRejectedError for a state that does not fit."""
+        weights = self._weights
         try:
-            self._updater.load_state(part_state(state, self._weights, self._updater))
+            self._updater.load_state(part_state(state, weights, self._updater))
         except ConfigError as error:
             raise ProgramRejectedError(str(error)) from error
 
@@ -351,7 +381,7 @@ class ShardEngine:
             wait_seconds=totals.wait_seconds,
             committed=False,
             held=self._weights.held,
-            optimizer_bytes=self._optimizer_bytes,
+            optimizer_bytes=self._optimizer_bytes or 0,
             figures=self._measure(sequence, totals, len(batches)) if pace.measure else None,
         )
 
@@ -378,28 +408,29 @@ class ShardEngine:
             weight_bytes=sum(runner.program.weight_bytes for runner in self._runners.values()),
         )
 
-    def _count_optimizer_bytes(self) -> int:
-        """Counted once: after the first update every weight has all that goes with it."""
-        if self._optimizer_bytes == 0:
-            self._optimizer_bytes = self._updater.bytes
-        return self._optimizer_bytes
-
-    def _apply(self, weight: float, norm: float, lr: float) -> None:
-        self._updater.step(lr, clip_factor(norm, self._plan.clip_norm) / weight)
-
     def _counted_gradients(self) -> Iterator[Tensor]:
-        """This rank's gradients, each element of the model once in the whole mesh.
-
-        After the sum, all ranks of dp and cp hold the same, or each its part. On tp a weight is either cut, and each
-        rank has its part, or the same everywhere. Of a tied weight the first holder counts.
-        """
-        if (self._place.dp, self._place.cp) != (0, 0) and not self._weights.cut:
-            return
-        copies = {f"{stage}/{name}" for tied in self._plan.tied for stage, name in tied.holders[1:]}
+        """The gradients whose norm this rank adds up."""
         for key, parameter in self._weights.updated.items():
-            counts = self._place.tp == 0 or name_of(key) in self._plan.sharded
-            if counts and parameter.grad is not None and key not in copies:
+            if parameter.grad is not None and key in self._counted:
                 yield parameter.grad
+
+    def _counted_keys(self, plan: JobPlan, updated: Mapping[str, Tensor]) -> frozenset[str]:
+        """Each element of the model is counted once in the whole mesh.
+
+        After the sum, all ranks of dp and cp hold the same and share the work, or each holds its part. On tp a weight
+        is either cut, and each rank has its part, or the same everywhere. Of a tied weight the first holder counts.
+        """
+        copies = {f"{stage}/{name}" for tied in plan.tied for stage, name in tied.holders[1:]}
+        whole = self._place.tp == 0
+        counted = {
+            key: parameter.numel()
+            for key, parameter in updated.items()
+            if parameter.requires_grad and key not in copies and (whole or name_of(key) in plan.sharded)
+        }
+        group = self._groups.gradients
+        if group is None or self._weights.cut:
+            return frozenset(counted)
+        return norm_share(counted, member=group.rank(), members=group.size())
 
     def _over_world(self, totals: Totals, own_norm: float = 0.0) -> tuple[float, float, float]:
         """(mean loss, weight, norm of the gradient sums) of all ranks; the same on each, to the bit.
@@ -413,9 +444,9 @@ class ShardEngine:
         values = torch.tensor([own_loss, own_weight, own_norm], dtype=torch.float64)
         if world is not None:
             most = values[2:].clone()
-            dist.all_reduce(values, group=world)
+            all_reduce_at_once(world, values, Reduction.SUM)
             if kind is NormType.INF:
-                dist.all_reduce(most, dist.ReduceOp.MAX, group=world)
+                all_reduce_at_once(world, most, Reduction.MAX)
                 values[2] = most
         loss_sum, weight, combined = values.tolist()
         return (loss_sum / weight if weight > 0 else math.nan), weight, whole_norm(combined, kind)

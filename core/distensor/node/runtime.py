@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from distensor.node.engine import ShardEngine, StepReport
+    from distensor.node.orders import StepOrder
 
 
 class WorkerRuntime:
@@ -53,6 +54,7 @@ class WorkerRuntime:
         self._clock = clock
         self._timeouts = timeouts
         self._progress = ProgressReporter(emitter=emitter, clock=clock)
+        self._after_reply: Callable[[], None] | None = None
 
     def run(self) -> None:
         """Serve the job once. Returns when the driver ended it.
@@ -181,7 +183,18 @@ class WorkerRuntime:
             self._reply_error(plane, sequence, ReplyCode.ERROR, error)
             raise
         self._reply(plane, sequence, {"code": ReplyCode.OK.value, **answer}, results)
+        self._finish(plane, sequence)
         return True
+
+    def _finish(self, plane: DataPlane, sequence: int) -> None:
+        """Do what need not delay the answer, while the driver prepares its next command."""
+        after, self._after_reply = self._after_reply, None
+        try:
+            if after is not None:
+                after()
+        except Exception as error:  # whatever it is ends this process; the driver hears of it as the next answer
+            self._reply_error(plane, sequence + 1, _code_of(error), error)
+            raise
 
     def _run(
         self,
@@ -240,11 +253,16 @@ class WorkerRuntime:
         order, batches = parse_step(meta), split_batches(meta, tensors)
         report = engine.step(sequence, batches, order.lr, order.pace, order.step)
         if report.committed:
-            if batches:
-                self._emitter.emit("claim", step=order.step, micro_batches=len(batches))
-            self._progress.step(order, report)
+            self._after_reply = lambda: self._settle(engine, order, report, len(batches))
         figures = None if report.figures is None else asdict(report.figures)
         return {**_report(report), "links": self._progress.links(), "figures": figures}
+
+    def _settle(self, engine: ShardEngine, order: StepOrder, report: StepReport, micro_batches: int) -> None:
+        """What all ranks have decided is done here, then claimed."""
+        engine.settle()
+        if micro_batches:
+            self._emitter.emit("claim", step=order.step, micro_batches=micro_batches)
+        self._progress.step(order, report)
 
     def _reply(self, plane: DataPlane, sequence: int, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         send_named(plane, DRIVER_RANK, Channel.REPLY, sequence, meta, tensors)
@@ -299,6 +317,11 @@ def _peer_behind(plane: DataPlane, error: BaseException) -> int | None:
         seen = seen.__cause__ or seen.__context__
     lost = plane.lost()
     return next(iter(lost), None)
+
+
+def _code_of(error: Exception) -> ReplyCode:
+    out = isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _is_out_of_memory(error))
+    return ReplyCode.OUT_OF_MEMORY if out else ReplyCode.ERROR
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:

@@ -7,7 +7,7 @@ counts. What is combined is the p-th power: roots do not add up.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,13 @@ class NormType(StrEnum):
     TWO = "2"
     INF = "inf"
 
+
+_ROW = 1024
+"""Elements whose squares are added in float32, some dozens to a lane; rows are added in double precision."""
+_SHORT = 1 << 14
+"""Weights of up to so many elements are added in double precision as they are: single calls would cost more."""
+_SAFE = (1e-24, 1e30)
+"""Between these no square of an element that matters was lost below, or beyond, what float32 holds."""
 
 _BY_NUMBER = {1.0: NormType.ONE, 2.0: NormType.TWO, math.inf: NormType.INF}
 
@@ -47,19 +54,49 @@ def parse_norm_type(value: object) -> NormType:
 
 
 def partial_norm(gradients: Iterable[Tensor], kind: NormType) -> float:
-    """Sum of |g| or of g^2, or the largest |g|, in double precision; 0.0 for no gradient at all."""
-    parts = [_partial(gradient.detach(), kind) for gradient in gradients if gradient.numel()]
+    """Sum of |g| or of g^2, or the largest |g|; 0.0 for no gradient at all.
+
+    Sums are exact to about 1e-8: long ones are taken in double precision over short rows.
+    """
+    some = [gradient.detach() for gradient in gradients if gradient.numel()]
+    if kind is NormType.TWO:
+        quick = _squares(some)
+        if _SAFE[0] < quick < _SAFE[1]:
+            return quick
+    parts = [_partial(gradient, kind) for gradient in some]
     if kind is not NormType.INF:
         return math.fsum(parts) if all(map(math.isfinite, parts)) else sum(parts)
     return math.nan if any(map(math.isnan, parts)) else max(parts, default=0.0)
 
 
+def _squares(gradients: Sequence[Tensor]) -> float:
+    """The sum of all squares, with one wait for the device."""
+    short: list[Tensor] = []
+    sums: list[Tensor] = []
+    for gradient in gradients:
+        flat = gradient.reshape(-1)
+        whole = flat.numel() // _ROW * _ROW if flat.numel() > _SHORT and flat.dtype is torch.float32 else 0
+        if whole:
+            rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1).to(_wide(flat))
+            sums.append(torch.dot(rows, rows))
+        if whole < flat.numel():
+            short.append(flat[whole:])
+    if short:
+        sums += [norm.square() for norm in torch._foreach_norm(short, 2, _wide(short[0]))]
+    return math.fsum(torch.stack([each.to(sums[0]) for each in sums]).tolist()) if sums else 0.0
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    """In which type sums are taken: double precision, which Metal has not."""
+    return torch.float32 if tensor.device.type == "mps" else torch.float64
+
+
 def _partial(gradient: Tensor, kind: NormType) -> float:
     match kind:
         case NormType.ONE:
-            return float(gradient.double().abs().sum())
+            return float(gradient.to(_wide(gradient)).abs().sum())
         case NormType.TWO:
-            return float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
+            return float(torch.linalg.vector_norm(gradient, dtype=_wide(gradient))) ** 2
         case NormType.INF:
             return float(gradient.abs().max())
 

@@ -22,6 +22,7 @@ class _Bucket:
     waiting_for: int = 0
     """Gradient accumulations still to come in this step."""
     flat: Tensor | None = None
+    """Kept between steps: new memory costs a page fault for each 4 KB, more than the copy into it."""
     work: dist.Work | None = None
     sizes: list[int] = field(default_factory=list)
 
@@ -32,9 +33,18 @@ class _Bucket:
         """Start the all-reduce; returns how many bytes of elements take part."""
         pieces = [_elements(parameter) for parameter in self.parameters]
         marks = torch.tensor([float(parameter.grad is not None) for parameter in self.parameters])
-        self.flat = torch.cat([*pieces, marks.to(pieces[0])])
-        self.work = dist.all_reduce(self.flat, dist.ReduceOp.SUM, group=group, async_op=True)
-        return self.flat.numel() * self.flat.element_size()
+        self.flat = flat = self._room(pieces)
+        torch.cat([*pieces, marks.to(pieces[0])], out=flat)
+        # The group's own method: the function of torch.distributed around it costs more than a small message.
+        self.work = group.allreduce([flat], _summing())
+        return flat.numel() * flat.element_size()
+
+    def _room(self, pieces: Sequence[Tensor]) -> Tensor:
+        """Last step's memory, unless a gradient of now still lives in it."""
+        kept = self.flat
+        if kept is None or any(piece.untyped_storage().data_ptr() == kept.data_ptr() for piece in pieces):
+            return pieces[0].new_empty(sum(self.sizes) + len(self.sizes))
+        return kept
 
     def collect(self) -> None:
         """Wait for the sum; gradients become views of it. Where nobody had one, None stays None."""
@@ -45,7 +55,7 @@ class _Bucket:
         for parameter, piece, mark in zip(self.parameters, pieces, marks.tolist(), strict=True):
             if mark:
                 parameter.grad = piece.view(parameter.shape)
-        self.work, self.flat = None, None
+        self.work = None
 
 
 class GradientReducer:
@@ -81,7 +91,7 @@ class GradientReducer:
         """A step starts; `backwards` backward passes will add to the gradients."""
         for bucket in self._buckets:
             bucket.waiting_for = backwards * len(bucket.parameters)
-            bucket.work, bucket.flat = None, None
+            bucket.work = None
         self._next, self.bytes, self._active = 0, 0, True
 
     def finish(self) -> None:
@@ -135,6 +145,13 @@ def _make_buckets(parameters: Sequence[Tensor], bucket_bytes: int) -> list[_Buck
             current = open_lists[parameter.dtype, parameter.device] = []
         current.append(parameter)
     return [*buckets, *(_Bucket(current) for current in open_lists.values() if current)]
+
+
+def _summing() -> dist.AllreduceOptions:
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM)
+    options.asyncOp = True
+    return options
 
 
 def _bytes_of(tensors: Sequence[Tensor]) -> int:

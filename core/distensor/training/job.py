@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from distensor.core import DRIVER_RANK, Axis, Clock, RankLayout
+from distensor.core import DRIVER_RANK, Clock, Rank, RankLayout
 from distensor.core.control import JobState, MeshMeasures, Topology, Unit, UnitKey
 from distensor.optim import OptimizerSpec
 from distensor.optim.updater import kept_dtype
@@ -73,8 +73,10 @@ class TrainingJob:
         self._clock = clock
         self._note_measures = note_measures
         self._measured = False
-        self._layout = RankLayout(options.parallel)
         self._row_inputs = row_major(pieces.first.batch_inputs)
+        layout = RankLayout(options.parallel)
+        self._replica_of = {rank: layout.coordinates(rank).dp for rank in connection.ranks}
+        self._inputs_of_rank = {rank: pieces.inputs_of(rank) for rank in connection.ranks}
         self._pacer = PipelinePacer(parallel=options.parallel, schedule=options.schedule, stages=options.stages)
         self._tokens_per_second: float | None = None
         self._micro_batches_done = 0
@@ -194,10 +196,10 @@ class TrainingJob:
     def _report_units(self, step: int, micro_batches: Sequence[int]) -> None:
         units = [
             Unit(
-                key=UnitKey(job_id=self._connection.job_id, epoch=self._connection.epoch, step=step, rank=rank),
-                micro_batches=micro_batches[self._layout.coordinates(rank).dp],
+                key=UnitKey(job_id=self._connection.job_id, epoch=self._connection.epoch, step=step, rank=Rank(rank)),
+                micro_batches=micro_batches[replica],
             )
-            for rank in self._layout.group_of(0, *Axis)
+            for rank, replica in self._replica_of.items()
         ]
         done = [unit for unit in units if unit.micro_batches > 0]
         self._micro_batches_done += sum(unit.micro_batches for unit in done)
@@ -344,16 +346,15 @@ class TrainingJob:
         layouts = layouts or {}
         wanted = _wanted(layouts)
         extra = {
-            rank: {"micro_batches": len(parts[self._layout.coordinates(rank).dp]), **wanted.get(rank, {})}
-            for rank in self._connection.ranks
+            rank: {"micro_batches": len(parts[replica]), **wanted.get(rank, {})}
+            for rank, replica in self._replica_of.items()
         }
-        tensors = {rank: self._inputs_of(rank, parts) for rank in self._connection.ranks}
+        tensors = {rank: self._inputs_of(rank, parts) for rank in self._replica_of}
         return self._connection.command(command, meta, tensors, extra, _most(layouts))
 
     def _inputs_of(self, rank: int, parts: Sequence[Sequence[Mapping[str, Tensor]]]) -> dict[str, Tensor]:
         """The slices of the batch that this rank's stages read, by "micro/name"."""
-        names = self._pieces.inputs_of(rank)
-        own = parts[self._layout.coordinates(rank).dp]
+        names, own = self._inputs_of_rank[rank], parts[self._replica_of[rank]]
         return {f"{micro}/{name}": part[name] for micro, part in enumerate(own) for name in names}
 
     def _bytes(self) -> tuple[int, int]:

@@ -180,7 +180,7 @@ def _receive_all(exchange: Exchange, peer: int, out: Tensor) -> None:
 def _segments(data: Tensor) -> Iterator[Tensor]:
     """Pieces of at most SEGMENT_BYTES; always at least one, so that an empty tensor is a message too."""
     length = max(1, SEGMENT_BYTES // data.element_size())
-    yield data[:length]
+    yield data if data.numel() <= length else data[:length]
     for start in range(length, data.numel(), length):
         yield data[start : start + length]
 

@@ -48,8 +48,10 @@ class Exchange:
     _deadline: float = 0.0
     _handles: list[SendHandle] = field(default_factory=list)
     _others: frozenset[int] = field(init=False)
+    _abort_tag: Tag = field(init=False)
 
     def __post_init__(self) -> None:
+        self._abort_tag = Tag(Channel.COLLECTIVE, step=_ABORT_STEP, slot=self.slot)
         self._others = frozenset(rank for rank in self.ranks if rank != self.ranks[self.me])
 
     @property
@@ -128,10 +130,6 @@ class Exchange:
 
     def _tag(self, part: int) -> Tag:
         return Tag(Channel.COLLECTIVE, step=self._sequence, micro=part, slot=self.slot)
-
-    @property
-    def _abort_tag(self) -> Tag:
-        return Tag(Channel.COLLECTIVE, step=_ABORT_STEP, slot=self.slot)
 
     def _remaining(self) -> float:
         return max(0.0, self._deadline - self.clock.monotonic())

@@ -29,34 +29,46 @@ class CollectiveWork(dist.Work):
         self._what = what
         self._outputs = outputs
         self._lock = threading.Lock()
-        self._done = threading.Event()
+        self._done = False
+        self._event: threading.Event | None = None
         self._error: BaseException | None = None
         self._future: Future[list[Tensor]] | None = None
 
     def complete(self, error: BaseException | None = None) -> None:
         with self._lock:
             self._error = error
-            self._done.set()
+            self._done = True
+            if self._event is not None:
+                self._event.set()
             future = self._future
         if future is not None:
             self._settle(future)
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         seconds = seconds_of(timeout)
-        if not self._done.wait(seconds):
+        if not self._done and not self._waiting().wait(seconds):
             raise TransportTimeoutError(f"{self._what} is not done after {seconds:g} s")
         if self._error is not None:
             raise self._error
         return True
 
+    def _waiting(self) -> threading.Event:
+        """Made only when somebody waits: what runs in its caller's thread is done before."""
+        with self._lock:
+            if self._event is None:
+                self._event = threading.Event()
+                if self._done:
+                    self._event.set()
+            return self._event
+
     def synchronize(self) -> None:
         self.wait()
 
     def is_completed(self) -> bool:
-        return self._done.is_set()
+        return self._done
 
     def is_success(self) -> bool:
-        return self._done.is_set() and self._error is None
+        return self._done and self._error is None
 
     def exception(self) -> BaseException | None:
         return self._error
@@ -70,7 +82,7 @@ class CollectiveWork(dist.Work):
             created = self._future is None
             if self._future is None:
                 self._future = Future()
-            future, done = self._future, self._done.is_set()
+            future, done = self._future, self._done
         if created and done:
             self._settle(future)
         return future
