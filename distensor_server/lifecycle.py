@@ -31,6 +31,8 @@ class RestartPolicy:
     spread: float = 0.25
     """Jitter: a delay is drawn from delay * (1 - spread) to delay, so that nodes do not restart in step."""
     failures_to_break: int = 5
+    most_excuses: int = 3
+    """So many failures in a row after a sleep do not count; one that goes on failing then is sick all the same."""
     healthy_after: float = 120.0
     """A worker that was up for so long starts counting its failures anew."""
     ready_within: float = 180.0
@@ -57,6 +59,8 @@ class Life:
     worked_at: float | None = None
     """When it last finished a step or a load."""
     retry_at: float | None = None
+    excuses: int = 0
+    """Failures in a row that did not count because the machine had slept."""
     last_exit: str = ""
     ending: str = ""
     """Why it is being stopped on purpose; not empty means that it will not come back."""
@@ -266,8 +270,10 @@ def _ended(life: Life, event: Event, now: float, policy: RestartPolicy) -> Trans
     if event.exit.final:
         return gone, (ClearTimer(), _report(gone))
     healthy = life.up_since is not None and now - life.up_since >= policy.healthy_after
-    before = 0 if healthy else life.failures
-    failures = before if event.excused else before + 1
+    excuses = 0 if healthy else life.excuses
+    excused = event.excused and excuses < policy.most_excuses
+    failures = (0 if healthy else life.failures) + (not excused)
+    gone = replace(gone, excuses=excuses + 1 if excused else 0)
     if failures >= policy.failures_to_break:
         broken = replace(gone, state=WorkerState.BROKEN, failures=failures)
         return broken, (ClearTimer(), _report(gone), _report(broken))

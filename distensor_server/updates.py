@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -90,17 +91,23 @@ def is_newer(version: str, than: str) -> bool:
     return tuple(map(int, theirs.groups())) > tuple(map(int, ours.groups()))
 
 
-def command_for(release: Release) -> str:
-    """What the owner would type."""
+def command_for(release: Release, prefix: Path) -> str:
+    """What the owner would do; `prefix` is the environment that this runs in.
+
+    An environment of the installer lies beside the link `current` that points to it (installers/).
+    """
+    if (prefix.parent / "current").is_symlink():
+        return "run the installer again: it updates and keeps all settings"
     return f"pip install --upgrade distensor-server=={release.version}"
 
 
 class UpdateCheck(Feature):
     """Section `update`, and an event when a newer version is first seen."""
 
-    def __init__(self, node: Node, *, fetch: Fetch = fetch_https) -> None:
+    def __init__(self, node: Node, *, fetch: Fetch = fetch_https, prefix: Path = Path(sys.prefix)) -> None:
         self._node = node
         self._fetch = fetch
+        self._prefix = prefix
         self._path: Path = node.state.root / "update.json"
         self._checked = Checked()
         self._changed = asyncio.Event()
@@ -119,7 +126,7 @@ class UpdateCheck(Feature):
             "error": self._checked.error,
             "available": None if release is None else release.version,
             "sha256": None if release is None else release.sha256,
-            "command": None if release is None else command_for(release),
+            "command": None if release is None else command_for(release, self._prefix),
         }
 
     def _available(self) -> Release | None:
@@ -162,7 +169,7 @@ class UpdateCheck(Feature):
         self._node.journal.guarded(lambda: write_json(self._path, {"v": 1, **asdict(self._checked)}))
         found = self._available()
         if found is not None and found != before:
-            text = f"version {found.version} is available: {command_for(found)}"
+            text = f"version {found.version} is available: {command_for(found, self._prefix)}"
             self._node.journal.add("info", "update", text)
         self._node.on_change()
 

@@ -156,6 +156,20 @@ def test_a_worker_that_finishes_nothing_is_ended_with_that_reason_and_a_slow_one
     assert (life.state, life.failures, life.worked_at) == (S.BACKOFF, 1, None)
 
 
+def test_failures_after_a_sleep_do_not_count_but_not_for_ever() -> None:
+    excused = replace(KILLED, excused=True)
+    life, _ = after(Begin())
+    failures = []
+    for now in range(1, 9):
+        life, _ = step(life, excused, now=now, policy=POLICY)
+        failures.append(life.failures)
+        life, _ = step(life, TIMER, now=now, policy=POLICY)
+    assert failures == [0, 0, 0, 1, 1, 1, 1, 2]
+    ready, _ = step(life, READY, now=10, policy=POLICY)
+    well, _ = step(ready, excused, now=10 + POLICY.healthy_after, policy=POLICY)
+    assert (well.failures, well.excuses) == (0, 1)
+
+
 def test_without_a_limit_a_running_worker_has_no_timer() -> None:
     assert after(Begin(), READY, CONNECTED, policy=RestartPolicy(step_within=0))[1] == [report(S.RUNNING)]
 

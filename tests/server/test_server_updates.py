@@ -20,7 +20,15 @@ from server_fakes import Running, ShiftedClock, events, eventually, supervisor_r
 from distensor import __version__
 from distensor_server.node import FeatureFactory
 from distensor_server.supervisor import FEATURES
-from distensor_server.updates import LARGEST_INDEX, Release, UpdateCheck, fetch_https, is_newer, parse_index
+from distensor_server.updates import (
+    LARGEST_INDEX,
+    Release,
+    UpdateCheck,
+    command_for,
+    fetch_https,
+    is_newer,
+    parse_index,
+)
 
 DIGEST = "0123456789abcdef" * 4
 INDEX = "https://updates.example/distensor.json"
@@ -162,6 +170,15 @@ def test_a_version_of_a_developer_is_left_alone() -> None:
     assert not is_newer("0.2.0", "unknown")
     assert not is_newer("0.2.0.dev1", "0.1.0")
     assert is_newer("0.2.0", "0.1.0.dev3")
+
+
+def test_the_command_is_that_of_the_way_it_was_installed(tmp_path: Path) -> None:
+    release = Release(version="0.2.0", sha256=DIGEST)
+    environment = tmp_path / "env-0.1.0"
+    environment.mkdir()
+    assert command_for(release, environment) == "pip install --upgrade distensor-server==0.2.0"
+    (tmp_path / "current").symlink_to(environment)
+    assert command_for(release, environment) == "run the installer again: it updates and keeps all settings"
 
 
 @pytest.mark.parametrize("url", ["http://updates.example/x", "file:///etc/passwd", "ftp://x/y"])
