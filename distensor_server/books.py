@@ -35,6 +35,10 @@ class Books:
         now = self._clock.now()
         return self._receipts.since(now - RECLAIM_SECONDS, now)
 
+    def since(self, moment: float) -> Iterator[Unit]:
+        """Claims of the day of `moment`, from then on, and of today."""
+        return self._receipts.since(moment, self._clock.now())
+
     def claimed(self, unit: Unit) -> None:
         now = self._clock.now()
         self._totals = self._totals.claimed(local_day(now))

@@ -31,6 +31,14 @@ class Limits:
     """The owner's consent to ask `update_index` once a day whether there is a newer version."""
     update_index: str = ""
     """HTTPS address of the list of versions."""
+    energy_price: float = 0.0
+    """Of one kWh, in `currency`; 0: not given, so no cost is shown."""
+    currency: str = ""
+    """How the owner's money is called: EUR."""
+    credits_per_currency: float = 0.0
+    """So many credits are worth one unit of `currency`; 0: not given, so credits and money are not mixed."""
+    fixed_watts: float = 0.0
+    """What the machine draws while it works, for devices that cannot tell; it is shown as the owner's figure."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.cpu_workers <= 1024:
@@ -41,6 +49,11 @@ class Limits:
             raise ConfigError(f"step_limit_seconds = {self.step_limit_seconds}: expected 0 (never) to 604800 (a week)")
         if not 0 <= self.metrics_port <= 65535:
             raise ConfigError(f"metrics_port = {self.metrics_port}: expected 1 to 65535, or 0 for none")
+        for name, high in (("energy_price", 1000), ("credits_per_currency", 1e9), ("fixed_watts", 20000)):
+            if not 0 <= getattr(self, name) <= high:
+                raise ConfigError(f"{name} = {getattr(self, name)}: expected 0 to {high:g}")
+        if len(self.currency) > 8 or not self.currency.isprintable():
+            raise ConfigError(f"currency = {self.currency!r:.40}: expected a short name such as EUR")
         if self.update_check and not self.update_index.startswith("https://"):
             raise ConfigError(
                 f"update_index = {self.update_index!r}: update_check needs the address of a list, https://..."

@@ -10,6 +10,7 @@ from distensor.comm import LinkStatus, NodeLink, NodeLinkHandler
 from distensor.core.clock import Clock
 from distensor.core.control import NodeInfo, Unit, WorkerChange, WorkerReady
 from distensor.core.ids import Epoch, JobId, Rank
+from distensor.core.statement import Statement, StatementQuery, UnitsPage, UnitsQuery
 
 
 class HubLink(Protocol):
@@ -30,6 +31,10 @@ class HubLink(Protocol):
     def set_accepting(self, accepting: bool) -> None: ...
 
     def wake(self) -> None: ...
+
+    async def statement(self, query: StatementQuery) -> Statement: ...
+
+    async def units(self, query: UnitsQuery) -> UnitsPage: ...
 
     def use_token(self, token: str | None) -> None: ...
 

@@ -19,6 +19,7 @@ from distensor_server.devices.detect import Detector
 from distensor_server.devices.host import Host
 from distensor_server.guard import Guard
 from distensor_server.hublink import LinkFactory
+from distensor_server.income.feature import Income
 from distensor_server.lifecycle import RestartPolicy
 from distensor_server.localserver import LocalServer
 from distensor_server.logtail import LogTail
@@ -43,6 +44,7 @@ FEATURES: Sequence[FeatureFactory] = (
     MetricsPage,
     UpdateCheck,
     LogTail,
+    Income,
 )
 """What every supervisor has, in the order in which refusals and gates are asked."""
 SAMPLE_SECONDS = 2.0

@@ -28,9 +28,12 @@ from distensor.core.control import (
     WorkerReady,
     WorkerState,
 )
+from distensor.core.errors import ControlError
 from distensor.core.ids import DeviceId, Epoch, JobId, NodeId, Rank, WorkerId
 from distensor.core.parallel import ParallelConfig
 from distensor.core.reading import Unavailable
+from distensor.core.statement import Statement, StatementQuery, UnitsPage, UnitsQuery
+from distensor.testing.hub_store import MemoryStore
 from distensor_server.config import Settings
 from distensor_server.devices.answers import Answer
 from distensor_server.devices.detect import Detector
@@ -65,6 +68,31 @@ class OneGpu(Detector):
         await asyncio.get_running_loop().create_future()
 
 
+class FakeAccount:
+    """The hub's books of one node in memory; `failure` is raised instead of an answer."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.node_id = NodeId("n_1")
+        self.failure: ControlError | None = None
+        self.asked: list[StatementQuery | UnitsQuery] = []
+
+    async def statement(self, query: StatementQuery) -> Statement:
+        self._ask(query)
+        with self.store.transaction() as books:
+            return books.statement(self.node_id, query)
+
+    async def units(self, query: UnitsQuery) -> UnitsPage:
+        self._ask(query)
+        with self.store.transaction() as books:
+            return books.units(self.node_id, query)
+
+    def _ask(self, query: StatementQuery | UnitsQuery) -> None:
+        self.asked.append(query)
+        if self.failure is not None:
+            raise self.failure
+
+
 class FakeLink:
     """Records what the supervisor says; a test speaks for the hub through `handler`."""
 
@@ -79,6 +107,7 @@ class FakeLink:
         self.accepting = True
         self.unanswered_claims = 0
         self.woken = 0
+        self.account = FakeAccount()
         self.tokens: list[str | None] = []
         self.status = LinkStatus(state=LinkState.CONNECTING, address="hub.example:50051", since=0.0)
         self.failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
@@ -106,6 +135,12 @@ class FakeLink:
 
     def use_token(self, token: str | None) -> None:
         self.tokens.append(token)
+
+    async def statement(self, query: StatementQuery) -> Statement:
+        return await self.account.statement(query)
+
+    async def units(self, query: UnitsQuery) -> UnitsPage:
+        return await self.account.units(query)
 
     def set_accepting(self, accepting: bool) -> None:
         self.accepting = accepting
