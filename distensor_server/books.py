@@ -9,9 +9,6 @@ from distensor.core.control import Earnings, Unit
 from distensor_server.receipts import ReceiptLog, Totals, load_totals, local_day, save_totals
 from distensor_server.statedir import StateDirectory
 
-RECLAIM_SECONDS = 900.0
-"""Claims so recent are made again after a start: the hub counts a unit once, however often it is claimed."""
-
 
 class Books:
     """Receipts, totals and the newest earnings. Methods that write may raise StoreError."""
@@ -30,10 +27,9 @@ class Books:
         # Until the hub speaks, what it last confirmed is the best that is known; `confirmed_at` says that it is old.
         self.earnings = Earnings(confirmed_micro=self._totals.last_micro)
 
-    def recent(self) -> Iterator[Unit]:
-        """Claims of which it is not known whether they reached the hub."""
-        now = self._clock.now()
-        return self._receipts.since(now - RECLAIM_SECONDS, now)
+    def since(self, moment: float) -> Iterator[Unit]:
+        """The claims from `moment` to now, read as they are asked for."""
+        return self._receipts.since(moment, self._clock.now())
 
     def since(self, moment: float) -> Iterator[Unit]:
         """Claims of the day of `moment`, from then on, and of today."""

@@ -37,12 +37,14 @@ class Journal:
         log.log(_LOG_LEVELS[shown.severity], "%s: %s", shown.source, shown.text)
         self._on_shown(shown)
 
-    def guarded(self, write: Callable[[], None]) -> None:
-        """A full disk is shown and stops nothing: the work goes on, the hub has the books."""
+    def guarded(self, write: Callable[[], None]) -> bool:
+        """A full disk is shown and stops nothing: the work goes on, the hub has the books. False when it failed."""
         try:
             write()
         except StoreError as error:
             self.add("error", "supervisor", str(error))
+            return False
+        return True
 
     def __iter__(self) -> Iterator[LoggedEvent]:
         return iter(self._events)

@@ -10,6 +10,7 @@ from distensor import __version__
 from distensor.core.clock import Clock
 from distensor.core.control import Assignment, NodeInfo
 from distensor_server.books import Books
+from distensor_server.claims import ClaimBacklog
 from distensor_server.config import Limits, Settings
 from distensor_server.devices.detect import Detector
 from distensor_server.devices.host import Host
@@ -89,6 +90,8 @@ class Node:
         self.link: HubLink = machine.make_link(
             self.state.credential, self.describe, self.workforce.running, hub_events, machine.clock
         )
+        self.claims = ClaimBacklog(self)
+        self.features.add(self.claims)
         for make in features:
             self.features.add(make(self))
         self._state: NodeState | None = None

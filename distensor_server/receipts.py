@@ -51,9 +51,9 @@ class ReceiptLog:
 
     def since(self, moment: float, now: float) -> Iterator[Unit]:
         """The claims made from `moment` to `now`; lines that a crash left incomplete are skipped."""
-        for day in sorted({local_day(moment), local_day(now)}):
-            path = self._directory / f"{day}.jsonl"
-            if path.exists():
+        first, last = local_day(moment), local_day(now)
+        for path in sorted(self._directory.glob("????-??-??.jsonl")):
+            if first <= path.stem <= last:
                 yield from _read(path, moment)
 
     def close(self) -> None:

@@ -136,11 +136,9 @@ class Supervisor:
             node.journal.add("warning", "supervisor", f"{path} was damaged: kept as {path.name}.damaged, begun anew")
         self._end_former_life()
         node.journal.guarded(node.registry.begin)
+        node.books.open()
         node.features.open()
         node.reconsider()
-        node.books.open()
-        for unit in node.books.recent():
-            node.link.claim(unit)
 
     def _end_former_life(self) -> None:
         orphans = end_orphans(self.node.state.workers)

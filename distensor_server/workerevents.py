@@ -7,6 +7,7 @@ from typing import Protocol
 
 from distensor.core.control import Assignment, Unit, UnitKey, WorkerChange, WorkerReady
 from distensor_server.books import Books
+from distensor_server.claims import ClaimBacklog
 from distensor_server.feature import Features
 from distensor_server.hublink import HubLink
 from distensor_server.journal import Journal
@@ -23,6 +24,7 @@ class _Node(Protocol):
     workforce: Workforce
     books: Books
     features: Features
+    claims: ClaimBacklog
     on_change: Callable[[], None]
 
 
@@ -39,8 +41,8 @@ class WorkerEvents:
     def on_claim(self, assignment: Assignment, claim: Claim) -> None:
         key = UnitKey(job_id=assignment.job_id, epoch=assignment.epoch, step=claim.step, rank=assignment.rank)
         unit = Unit(key=key, micro_batches=claim.micro_batches)
-        self._node.journal.guarded(lambda: self._node.books.claimed(unit))
-        self._node.link.claim(unit)
+        kept = self._node.journal.guarded(lambda: self._node.books.claimed(unit))
+        self._node.claims.admit(unit, kept=kept)
         self._node.workforce.claimed(unit)
         self._node.features.tell("on_claim", lambda feature: feature.on_claim(assignment, unit))
         self._node.on_change()
