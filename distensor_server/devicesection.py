@@ -6,6 +6,7 @@ from collections.abc import Sequence, Set
 from typing import Any
 
 from distensor.core.reading import Reading, Unavailable, value_or
+from distensor_server.devices.measured import Benchmark, to_json
 from distensor_server.devices.model import FACTS, NUMBERS, Device, DeviceProcess, readings
 from distensor_server.picture import WorkerView
 
@@ -32,9 +33,15 @@ def device_section(device: Device, workers: Sequence[WorkerView], own_pids: Set[
         **{name: rounded(getattr(device, name), DIGITS.get(name, 3)) for name in NUMBERS},
         "throttle": _throttle(device.throttle),
         "processes": _processes(device.processes, own_pids),
+        "benchmark": None if device.benchmark is None else _benchmark(device.benchmark),
         "workers": own,
         "unavailable": {name: value.reason for name, value in found.items() if isinstance(value, Unavailable)},
     }
+
+
+def _benchmark(benchmark: Benchmark) -> dict[str, Any]:
+    told = to_json(benchmark)
+    return {"at": told["at"], "stale": benchmark.stale, **told["rates"]}
 
 
 def _throttle(reading: Reading[tuple[str, ...]]) -> list[str] | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from distensor_server.devices.answers import Answer
 from distensor_server.devices.detect import Detector
 from distensor_server.devices.families import Family, to_watch
 from distensor_server.devices.host import Host, HostSample, cpu_device, cpu_name, threads_per_worker, with_sample
+from distensor_server.devices.measured import Benchmark
 from distensor_server.devices.model import Device
 
 FIRST_REPROBE_SECONDS = 60.0
@@ -44,12 +46,16 @@ class Inventory:
         self._sample: HostSample = host.sample()
         self._cpu = cpu_device(self._sample, slots=limits.cpu_workers, name=cpu_name())
         self._accelerators: tuple[Device, ...] = ()
+        self.measured: Mapping[DeviceId, Benchmark] = {}
+        self.helper_pids: set[int] = set()
+        """Processes of ours that use devices and are no workers."""
         self.detected = False
         self._woken = asyncio.Event()
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        return (*self._accelerators, self._cpu)
+        found = (*self._accelerators, self._cpu)
+        return tuple(replace(device, benchmark=self.measured.get(device.device_id)) for device in found)
 
     def find(self, device_id: DeviceId) -> Device | None:
         return next((device for device in self.devices if device.device_id == device_id), None)
@@ -110,6 +116,7 @@ class Inventory:
     async def _watch(self, families: Sequence[Family]) -> None:
         """All of them, until the first has nothing more to say."""
         tasks = [asyncio.ensure_future(self._detector.watch(f, partial(self._on_answer, f))) for f in families]
+        tasks.append(asyncio.ensure_future(self._miss_devices()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -118,6 +125,14 @@ class Inventory:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _miss_devices(self) -> None:
+        """Until a device has been at fault for long: a look at all of them may bring it back."""
+        while True:
+            await self._clock.sleep_async(LONGEST_REPROBE_SECONDS)
+            if any(device.fault for device in self._accelerators):
+                self.wake()
+                return
 
     def _on_answer(self, family: Family, answer: Answer) -> None:
         mine = tuple(device for device in self._accelerators if device.kind is family.kind)

@@ -63,6 +63,7 @@ class Node:
         self.settings = settings
         self.clock = machine.clock
         self.environment = machine.environment
+        self.detector = machine.detector
         self.on_change = on_change
         self.limits: Limits = settings.limits()
         self.state = StateDirectory(settings.state_dir)
@@ -177,6 +178,7 @@ class Node:
             today_micro=self.books.today_micro,
             events=tuple(self.journal),
             gates=self.features.gates(),
+            helper_pids=frozenset(self.inventory.helper_pids),
         )
 
     def note_state(self) -> Picture:

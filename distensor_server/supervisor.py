@@ -13,6 +13,7 @@ from distensor import __version__
 from distensor.comm import LinkState
 from distensor.core.clock import SYSTEM_CLOCK, Clock
 from distensor.core.errors import ConfigError
+from distensor_server.benchmarks import Benchmarks
 from distensor_server.breakers import Breakers
 from distensor_server.config import Settings
 from distensor_server.devices.detect import Detector
@@ -45,6 +46,7 @@ FEATURES: Sequence[FeatureFactory] = (
     UpdateCheck,
     LogTail,
     Income,
+    Benchmarks,
 )
 """What every supervisor has, in the order in which refusals and gates are asked."""
 SAMPLE_SECONDS = 2.0

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from distensor.core.clock import Clock
-from distensor.core.control import Assignment, Certificate, DeviceKind, Topology, Unit, WorkerState
+from distensor.core.control import Assignment, Certificate, Topology, Unit, WorkerState
 from distensor.core.ids import DeviceId, Epoch, JobId, Rank
-from distensor.core.reading import Unavailable
+from distensor_server.devices.detect import visible
 from distensor_server.devices.model import Device
 from distensor_server.inventory import Inventory
 from distensor_server.lifecycle import Life, RestartPolicy
@@ -157,11 +157,8 @@ class Workforce:
     def _launch(self, assignment: Assignment, device: Device) -> Launch:
         memory_limit, threads = self._inventory.share(device)
         extra = [("OMP_NUM_THREADS", str(threads)), ("MKL_NUM_THREADS", str(threads))]
-        if device.kind is DeviceKind.CUDA:
-            # By UUID: the order of devices changes from one boot to the next. The worker sees this one only.
-            extra.append(("CUDA_VISIBLE_DEVICES", device.device_id))
-        if device.kind is DeviceKind.ROCM and not isinstance(device.uuid, Unavailable):
-            extra.append(("ROCR_VISIBLE_DEVICES", device.uuid))
+        # By UUID: the order of devices changes from one boot to the next. The worker sees this one only.
+        extra += visible(device).items()
         prune_logs(self._setup.logs, KEPT_LOGS)
         return Launch(
             command=self._setup.command,

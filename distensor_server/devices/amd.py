@@ -9,8 +9,9 @@ from typing import Any
 from distensor.core.control import DeviceKind
 from distensor.core.ids import DeviceId
 from distensor.core.reading import Unavailable
-from distensor_server.devices.answers import Answer, number, processes_of, torch_reason, word, words
+from distensor_server.devices.answers import Answer, number, torch_reason, word, words
 from distensor_server.devices.model import Device, lost, unread, with_readings
+from distensor_server.devices.processes import processes_of
 
 _NUMBERS = (
     "utilization",

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from distensor.core.reading import Reading, Unavailable
-from distensor_server.devices.model import DeviceProcess
 
 Answer: TypeAlias = Mapping[str, Any] | Unavailable
 """What a probe child printed, or why it printed nothing."""
@@ -37,24 +36,6 @@ def missing(value: Any) -> Unavailable:
 def no_answer(answer: Answer) -> str | None:
     """Why a child said nothing; None when it answered."""
     return answer.reason if isinstance(answer, Unavailable) else None
-
-
-def processes_of(entry: Mapping[str, Any]) -> Reading[tuple[DeviceProcess, ...]]:
-    found = entry.get("processes")
-    if not isinstance(found, list):
-        return missing(found)
-    return tuple(_process(item) for item in found if isinstance(item, dict) and isinstance(item.get("pid"), int))
-
-
-def _process(item: Mapping[str, Any]) -> DeviceProcess:
-    memory = number(item, "memory")
-    return DeviceProcess(
-        pid=item["pid"],
-        name=words(item, "name"),
-        type=word(item, "type", "compute"),
-        memory=Unavailable(reason="not told for each process") if "memory" not in item else memory,
-        utilization=number(item, "utilization"),
-    )
 
 
 def error_text(error: Mapping[str, Any]) -> str:

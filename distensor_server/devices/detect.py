@@ -8,10 +8,11 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from distensor.core.control import DeviceKind
 from distensor.core.reading import Unavailable
 from distensor_server.devices.amd import rocm_devices
 from distensor_server.devices.amdgpu import has_amd
@@ -25,6 +26,15 @@ from distensor_server.environment import scrubbed
 from distensor_server.exits import signal_name
 
 PROBE = (sys.executable, "-m", "distensor_server.devices.probe")
+BENCHMARK = (sys.executable, "-m", "distensor_server.devices.benchmark")
+BENCHMARK_SECONDS = 1.0
+"""For each of the three measures that run on the device."""
+TORCH_NAMES = {
+    DeviceKind.CPU: "cpu",
+    DeviceKind.CUDA: "cuda",
+    DeviceKind.ROCM: "cuda",
+    DeviceKind.MPS: "mps",
+}
 QUICK_SECONDS = 10.0
 TORCH_SECONDS = 90.0
 """Importing torch from a cold disk takes tens of seconds."""
@@ -43,6 +53,9 @@ class Detector:
     torch_seconds: float = TORCH_SECONDS
     root: Path = Path("/")
     torch_version: Callable[[], str] = lambda: installed_torch()
+    benchmark_command: Sequence[str] = BENCHMARK
+    verdicts: dict[str, str | None] = field(default_factory=dict)
+    """Results of self-tests by device, driver and torch."""
 
     async def accelerators(self, memory: HostMemory) -> tuple[Device, ...]:
         if self.platform == "darwin":
@@ -51,11 +64,13 @@ class Detector:
                 self.ask("mlx", self.quick_seconds),
                 self.ask("apple", self.quick_seconds),
             )
-            return apple_devices(torch, mlx, apple, memory)
+            found = apple_devices(torch, mlx, apple, memory)
+            return tuple([await self._tested(device, torch) for device in found])
         nvml = await self.ask("cuda", self.quick_seconds)
         amd = await self.ask("rocm", self.quick_seconds) if has_amd(self.root) else NOTHING
         torch = await self._torch_for(nvml, amd)
-        return (*cuda_devices(nvml, torch, memory), *rocm_devices(amd, torch))
+        found = (*cuda_devices(nvml, torch, memory), *rocm_devices(amd, torch))
+        return tuple([await self._tested(device, torch) for device in found])
 
     async def _torch_for(self, nvml: Answer, amd: Answer) -> Answer:
         """Torch costs seconds and 200 MB: it is asked only when there is a device that it could open."""
@@ -66,15 +81,30 @@ class Detector:
         # The name of the version says what a build is made for; enough for a GPU inside a CPU that nobody asked for.
         return {"version": self.torch_version()} if rocm else Unavailable(reason="not asked")
 
-    async def ask(self, family: str, seconds: float) -> Answer:
+    async def _tested(self, device: Device, torch: Answer) -> Device:
+        """An accelerator is offered after it has computed what the CPU computes; once for each driver and torch."""
+        if device.unusable is not None:
+            return device
+        key = f"{device.device_id} {device.driver} {torch}"
+        reason = self.verdicts.get(key, "")
+        if reason == "":
+            answer = await self.ask(("selftest", TORCH_NAMES[device.kind]), self.torch_seconds, visible(device))
+            reason = verdict(answer)
+            if not isinstance(answer, Unavailable):  # a child that failed is tried again with the next look
+                self.verdicts[key] = reason
+        return replace(device, unusable=reason, blocked=reason, fault=True) if reason else device
+
+    async def measure(self, device: Device, folder: Path, pids: set[int]) -> Answer:
+        """A benchmark of one device, which takes seconds. While it runs its process id is in `pids`."""
+        command = [*self.benchmark_command, TORCH_NAMES[device.kind], f"{BENCHMARK_SECONDS:g}", str(folder)]
+        return await _answer(command, self.torch_seconds, visible(device), pids)
+
+    async def ask(
+        self, family: str | Sequence[str], seconds: float, variables: Mapping[str, str] | None = None
+    ) -> Answer:
         """One child's answer; it is killed when it takes longer than `seconds`."""
-        async with _child([*self.command, family]) as process:
-            try:
-                out, err = await asyncio.wait_for(process.communicate(), seconds)
-            except TimeoutError:
-                return Unavailable(reason=f"no answer within {seconds:g} s (the driver may be wedged)")
-        assert process.returncode is not None
-        return read_answer(out, err, process.returncode)
+        words = (family,) if isinstance(family, str) else family
+        return await _answer([*self.command, *words], seconds, variables or {}, set())
 
     async def watch(self, family: Family, on_answer: Callable[[Answer], None]) -> None:
         """Call `on_answer` with each answer of the family's child until cancelled, or until one was no good."""
@@ -96,6 +126,38 @@ class Detector:
                     return
 
 
+async def _answer(command: Sequence[str], seconds: float, variables: Mapping[str, str], pids: set[int]) -> Answer:
+    async with _child(command, variables=variables) as process:
+        pids.add(process.pid)
+        try:
+            out, err = await asyncio.wait_for(process.communicate(), seconds)
+        except TimeoutError:
+            return Unavailable(reason=f"no answer within {seconds:g} s (the driver may be wedged)")
+        finally:
+            pids.discard(process.pid)
+    assert process.returncode is not None
+    return read_answer(out, err, process.returncode)
+
+
+def visible(device: Device) -> dict[str, str]:
+    """The environment in which a process sees this accelerator and no other, whatever the order of this boot."""
+    if isinstance(device.uuid, Unavailable):
+        return {}
+    name = {DeviceKind.CUDA: "CUDA_VISIBLE_DEVICES", DeviceKind.ROCM: "ROCR_VISIBLE_DEVICES"}.get(device.kind)
+    return {} if name is None else {name: device.uuid}
+
+
+def verdict(selftest: Answer) -> str | None:
+    """Why an accelerator is not trusted; None when it computes what the CPU computes."""
+    if isinstance(selftest, Unavailable):
+        return f"the self-test failed: {selftest.reason}"
+    faults = [str(fault) for fault in selftest.get("faults", ("no answer",))]
+    if not faults:
+        return None
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    return f"it computes wrongly: {faults[0]}{more}; update driver and torch, then start again"
+
+
 def installed_torch() -> str:
     """The version of torch that workers will load, without loading it."""
     from importlib.metadata import PackageNotFoundError, version  # costs 20 ms and is rarely asked
@@ -108,7 +170,7 @@ def installed_torch() -> str:
 
 @contextlib.asynccontextmanager
 async def _child(
-    command: Sequence[str], *, stderr: int = asyncio.subprocess.PIPE
+    command: Sequence[str], *, stderr: int = asyncio.subprocess.PIPE, variables: Mapping[str, str] | None = None
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """A child that does not outlive the block, whatever happens in it."""
     process = await asyncio.create_subprocess_exec(
@@ -116,7 +178,7 @@ async def _child(
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=stderr,
-        env=scrubbed(os.environ, {}),
+        env=scrubbed(os.environ, variables or {}),
         start_new_session=True,
         limit=_MAX_ANSWER,
     )

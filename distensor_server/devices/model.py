@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from distensor.core.control import DeviceInfo, DeviceKind
+from distensor.core.control import NOT_BENCHMARKED, DeviceInfo, DeviceKind
 from distensor.core.ids import DeviceId
-from distensor.core.reading import Reading, Unavailable
+from distensor.core.reading import Reading, Unavailable, value_or
+from distensor_server.devices.measured import Benchmark
 
 NOT_READ = Unavailable(reason="not read yet")
 FREE_GRAIN = 256 * 1024 * 1024
@@ -84,6 +85,7 @@ class Device:
     throttle: Reading[tuple[str, ...]] = NOT_READ
     """Why it runs below its clock right now; empty when nothing holds it back."""
     processes: Reading[tuple[DeviceProcess, ...]] = NOT_READ
+    benchmark: Benchmark | None = None
 
     def info(self) -> DeviceInfo:
         return DeviceInfo(
@@ -94,7 +96,13 @@ class Device:
             memory_bytes=self.memory_total,
             free_bytes=self._free(),
             unusable=self.unusable,
+            uuid=value_or(self.uuid, ""),
+            matmul_flops=self._rate("matmul_f32_p10"),
+            memory_bytes_per_second=self._rate("memory_p10"),
         )
+
+    def _rate(self, name: str) -> Reading[float]:
+        return NOT_BENCHMARKED if self.benchmark is None else self.benchmark.rates.get(name, NOT_BENCHMARKED)
 
     def _free(self) -> Reading[int]:
         if isinstance(self.memory_total, Unavailable):

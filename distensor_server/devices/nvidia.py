@@ -9,10 +9,11 @@ from typing import Any
 from distensor.core.control import DeviceKind
 from distensor.core.ids import DeviceId
 from distensor.core.reading import Reading, Unavailable
-from distensor_server.devices.answers import Answer, error_text, number, processes_of, torch_reason, word, words
+from distensor_server.devices.answers import Answer, error_text, number, torch_reason, word, words
 from distensor_server.devices.host import HostMemory
 from distensor_server.devices.model import Device, lost, unread, with_readings
 from distensor_server.devices.nvml import LIBRARY_NOT_FOUND
+from distensor_server.devices.processes import processes_of
 
 THROTTLE_WORDS: Mapping[int, str] = {
     0x002: "clocks fixed by a setting",

@@ -68,6 +68,13 @@ def watch(family: str) -> None:
             return
 
 
+def selftest(device: str) -> Json:
+    """Compare the torch device of this name with the CPU."""
+    from distensor_server.devices.selftest import faults
+
+    return {"faults": faults(device)}
+
+
 def _nvml_session() -> Callable[[], Json]:
     import pynvml
 
@@ -105,9 +112,14 @@ def main(argv: list[str]) -> int:
     if family == "watch" and argv[1:] and argv[1] in WATCHED:
         watch(argv[1])
         return 0
+    if family == "selftest" and argv[1:]:
+        _print(selftest(argv[1]))
+        return 0
     probe = FAMILIES.get(family)
     if probe is None:
-        sys.stderr.write(f"unknown family {family!r}; expected one of {', '.join(FAMILIES)}, watch FAMILY\n")
+        sys.stderr.write(
+            f"unknown family {family!r}; expected one of {', '.join(FAMILIES)}, watch FAMILY, selftest DEVICE\n"
+        )
         return 64
     _print(probe())
     return 0

@@ -32,6 +32,7 @@ from distensor.comm.stream_codec import (
     write_node_message,
 )
 from distensor.core.control import (
+    NOT_BENCHMARKED,
     Assignment,
     Certificate,
     DeviceInfo,
@@ -65,6 +66,7 @@ SIZES = st.integers(min_value=1, max_value=4)
 FLOATS = st.floats(allow_nan=False)
 UNAVAILABLE = st.builds(Unavailable, reason=st.text(min_size=1, max_size=50))
 BYTES = st.integers(min_value=0, max_value=2**62) | UNAVAILABLE
+RATES = st.floats(min_value=1, max_value=1e20) | UNAVAILABLE
 DEVICES = st.builds(
     DeviceInfo,
     device_id=st.text(min_size=1, max_size=20),
@@ -74,6 +76,9 @@ DEVICES = st.builds(
     memory_bytes=BYTES,
     free_bytes=BYTES,
     unusable=st.none() | TEXTS,
+    uuid=st.text(max_size=60),
+    matmul_flops=RATES,
+    memory_bytes_per_second=RATES,
 )
 NODES = st.builds(
     NodeInfo,
@@ -263,6 +268,19 @@ def test_a_message_out_of_its_limits_names_the_field(message: pb.NodeMessage, na
     with pytest.raises(HubProtocolError) as caught:
         read_node_message(message)
     assert named in str(caught.value)
+
+
+def test_a_node_of_an_earlier_version_has_no_benchmark() -> None:
+    (device,) = codec.read_node(pb.NodeDescription(name="n", devices=[pb.Device(device_id="a", kind="cuda")])).devices
+    assert device.matmul_flops == device.memory_bytes_per_second == NOT_BENCHMARKED
+    assert device.uuid == ""
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_rate_that_cannot_be_is_refused(rate: float) -> None:
+    device = pb.Device(device_id="a", kind="cuda", matmul_flops=pb.MaybeDouble(number=rate))
+    with pytest.raises(HubProtocolError, match="matmul_flops"):
+        codec.read_node(pb.NodeDescription(name="n", devices=[device]))
 
 
 def test_a_device_named_twice_is_refused() -> None:

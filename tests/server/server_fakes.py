@@ -37,7 +37,7 @@ from distensor.testing.hub_store import MemoryStore
 from distensor_server.config import Settings
 from distensor_server.devices.answers import Answer
 from distensor_server.devices.detect import Detector
-from distensor_server.devices.host import HostMemory
+from distensor_server.devices.host import Host, HostMemory
 from distensor_server.devices.model import Device
 from distensor_server.devices.nvidia import cuda_devices
 from distensor_server.lifecycle import RestartPolicy
@@ -258,6 +258,7 @@ async def supervisor_running(
     may_have_bugs: bool = False,
     environment: Mapping[str, str] | None = None,
     detector: Detector | None = None,
+    host: Host | None = None,
     features: Sequence[FeatureFactory] = (),
     all_features: Sequence[FeatureFactory] = FEATURES,
     clock: Clock = SYSTEM_CLOCK,
@@ -282,6 +283,7 @@ async def supervisor_running(
         make_link=make_link,
         worker_command=(*FAKE_WORKER, *worker_options),
         detector=detector or NoAccelerators(),
+        host=host,
         policy=policy,
         clock=clock,
         environment=environment,

@@ -200,6 +200,7 @@ def test_all_sections_word_for_word() -> None:
             **dict.fromkeys(UNREAD),
             "memory_used": 40,
             "memory_total": 100,
+            "benchmark": None,
             "workers": ["w_j_1_1_0"],
             "unavailable": dict.fromkeys(UNREAD, "not read yet"),
         }

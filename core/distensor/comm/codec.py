@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from distensor.comm.messages import JobRef
 from distensor.core.control import (
+    NOT_BENCHMARKED,
     Certificate,
     DeviceInfo,
     DeviceKind,
@@ -37,6 +38,7 @@ from distensor.proto import control_pb2 as pb
 E = TypeVar("E", DeviceKind, JobState, WorkerState)
 
 LONGEST_TEXT = 1024
+MOST_RATE = 1e24
 MOST_DEVICES = 64
 MOST_SLOTS = 256
 MOST_RANKS = 1024
@@ -129,6 +131,9 @@ def _write_device(device: DeviceInfo) -> pb.Device:
         memory_bytes=_write_int(device.memory_bytes),
         free_bytes=_write_int(device.free_bytes),
         unusable=device.unusable,
+        uuid=device.uuid,
+        matmul_flops=_write_double(device.matmul_flops),
+        memory_bytes_per_second=_write_double(device.memory_bytes_per_second),
     )
 
 
@@ -142,7 +147,18 @@ def _read_device(message: pb.Device) -> DeviceInfo:
         memory_bytes=_read_int(message.memory_bytes),
         free_bytes=_read_int(message.free_bytes),
         unusable=unusable,
+        uuid=read_text(message.uuid, "device uuid", 128),
+        matmul_flops=_read_rate(message.matmul_flops, "matmul_flops"),
+        memory_bytes_per_second=_read_rate(message.memory_bytes_per_second, "memory_bytes_per_second"),
     )
+
+
+def _read_rate(message: pb.MaybeDouble, name: str) -> Reading[float]:
+    """Nodes of an earlier version do not send it."""
+    found = _read_double(message) if message.WhichOneof("value") else NOT_BENCHMARKED
+    if not isinstance(found, Unavailable) and not 0 < found < MOST_RATE:
+        raise HubProtocolError(f"{name}={found}: expected a rate over 0")
+    return found
 
 
 def write_node(info: NodeInfo) -> pb.NodeDescription:

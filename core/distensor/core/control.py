@@ -47,6 +47,9 @@ class WorkerState(StrEnum):
     BROKEN = "broken"
 
 
+NOT_BENCHMARKED = Unavailable(reason="no benchmark of the device yet")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceInfo:
     """One accelerator, or the CPU of a machine.
@@ -61,6 +64,11 @@ class DeviceInfo:
     memory_bytes: Reading[int]
     free_bytes: Reading[int]
     unusable: str | None = None
+    uuid: str = ""
+    """The same after a reboot; empty where the device has none."""
+    matmul_flops: Reading[float] = NOT_BENCHMARKED
+    """Float32 operations a second that one may count on (10th percentile of a short benchmark)."""
+    memory_bytes_per_second: Reading[float] = NOT_BENCHMARKED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

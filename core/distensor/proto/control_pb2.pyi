@@ -112,15 +112,25 @@ class Device(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     FREE_BYTES_FIELD_NUMBER: _builtins.int
     UNUSABLE_FIELD_NUMBER: _builtins.int
+    UUID_FIELD_NUMBER: _builtins.int
+    MATMUL_FLOPS_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
     device_id: _builtins.str
     kind: _builtins.str
     name: _builtins.str
     slots: _builtins.int
     unusable: _builtins.str
+    uuid: _builtins.str
     @_builtins.property
     def memory_bytes(self) -> Global___MaybeInt: ...
     @_builtins.property
     def free_bytes(self) -> Global___MaybeInt: ...
+    @_builtins.property
+    def matmul_flops(self) -> Global___MaybeDouble:
+        """Absent while nobody has measured it."""
+
+    @_builtins.property
+    def memory_bytes_per_second(self) -> Global___MaybeDouble: ...
     def __init__(
         self,
         *,
@@ -131,10 +141,13 @@ class Device(_message.Message):
         memory_bytes: Global___MaybeInt | None = ...,
         free_bytes: Global___MaybeInt | None = ...,
         unusable: _builtins.str | None = ...,
+        uuid: _builtins.str = ...,
+        matmul_flops: Global___MaybeDouble | None = ...,
+        memory_bytes_per_second: Global___MaybeDouble | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_unusable", b"_unusable", "free_bytes", b"free_bytes", "memory_bytes", b"memory_bytes", "unusable", b"unusable"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_unusable", b"_unusable", "free_bytes", b"free_bytes", "matmul_flops", b"matmul_flops", "memory_bytes", b"memory_bytes", "memory_bytes_per_second", b"memory_bytes_per_second", "unusable", b"unusable"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_unusable", b"_unusable", "device_id", b"device_id", "free_bytes", b"free_bytes", "kind", b"kind", "memory_bytes", b"memory_bytes", "name", b"name", "slots", b"slots", "unusable", b"unusable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_unusable", b"_unusable", "device_id", b"device_id", "free_bytes", b"free_bytes", "kind", b"kind", "matmul_flops", b"matmul_flops", "memory_bytes", b"memory_bytes", "memory_bytes_per_second", b"memory_bytes_per_second", "name", b"name", "slots", b"slots", "unusable", b"unusable", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__unusable: _TypeAlias = _typing.Literal["unusable"]  # noqa: Y015
     _WhichOneofArgType__unusable: _TypeAlias = _typing.Literal["_unusable", b"_unusable"]  # noqa: Y015
