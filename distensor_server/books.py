@@ -31,10 +31,6 @@ class Books:
         """The claims from `moment` to now, read as they are asked for."""
         return self._receipts.since(moment, self._clock.now())
 
-    def since(self, moment: float) -> Iterator[Unit]:
-        """Claims of the day of `moment`, from then on, and of today."""
-        return self._receipts.since(moment, self._clock.now())
-
     def claimed(self, unit: Unit) -> None:
         now = self._clock.now()
         self._totals = self._totals.claimed(local_day(now))
