@@ -40,9 +40,8 @@ def main() -> int:
     torch.set_num_threads(1)
     parameters = sum(math.prod(shape) * count for shape, count in shapes())
     print(f"{parameters:,} parameters, dense bf16 {2 * parameters / 1e6:,.1f} MB")
-    print(
-        f"{'k of 4096':>10}{'bits a value':>14}{'MB':>9}{'predicted':>11}{'select s':>10}{'encode s':>10}{'decode s':>10}"
-    )
+    names = ("k of 4096", "bits a value", "MB", "predicted", "select s", "encode s", "decode s")
+    print("".join(f"{name:>13}" for name in names))
     for k in arguments.k:
         for value_bits in (1, 2):
             print(_row(k, value_bits, parameters), flush=True)
@@ -66,8 +65,8 @@ def _row(k: int, value_bits: int, parameters: int) -> str:
         size += len(message) * count
         seconds = [s + (b - a) * count for s, a, b in zip(seconds, times, times[1:], strict=False)]
     predicted = message_bytes(parameters, k, value_bits)
-    figures = "".join(f"{s:10.2f}" for s in seconds)
-    return f"{k:10}{value_bits:14}{size / 1e6:9.2f}{predicted / 1e6:11.2f}{figures}"
+    figures = (k, value_bits, f"{size / 1e6:.2f}", f"{predicted / 1e6:.2f}", *(f"{s:.2f}" for s in seconds))
+    return "".join(f"{figure:>13}" for figure in figures)
 
 
 if __name__ == "__main__":

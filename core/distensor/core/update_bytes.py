@@ -19,6 +19,17 @@ SCALE_BITS = 2.2
 """Of a row's magnitude, coded as the difference to the row before; measured at rows of like size."""
 
 
+MAX_CHUNK = 1 << 16
+
+
+def check_share(k: int, chunk: int) -> None:
+    """Raise ConfigError for a `chunk` outside 2 to 65536, or a `k` outside 1 to `chunk`."""
+    if not 2 <= chunk <= MAX_CHUNK:
+        raise ConfigError(f"chunk = {chunk}; expected 2 to {MAX_CHUNK} elements")
+    if not 1 <= k <= chunk:
+        raise ConfigError(f"k = {k}; expected 1 to {chunk}, of {chunk} elements of a chunk")
+
+
 def kept_of(length: int, k: int, chunk: int) -> int:
     """How many of a row of `length` travel: the share k / chunk, rounded, at least one."""
     return min(length, max(1, round(length * k / chunk)))

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from distensor.core.errors import ConfigError
 from distensor.nn.patterns import listed, nearest, parse
+from distensor.optim.sparse_spec import SparseRule, SparseSpec
 from distensor.optim.spec import OptimizerSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
+
+    from distensor.optim.distro import Exchange
 
 FUSED = frozenset({"adam", "adamw"})
 """Optimizers that run as one kernel for each weight: a quarter of the time of torch's default, one pass over memory
@@ -46,8 +49,14 @@ def make_spec(
     return spec
 
 
-def build_optimizer(spec: OptimizerSpec, parameters: Mapping[str, Tensor]) -> Optimizer | None:
-    """The optimizer over `parameters` by name, or None where there is nothing to train (a frozen stage)."""
+def build_optimizer(
+    spec: OptimizerSpec, parameters: Mapping[str, Tensor], exchange: Exchange | None = None
+) -> Optimizer | None:
+    """The optimizer over `parameters` by name, or None where there is nothing to train (a frozen stage).
+
+    Args:
+        exchange: the replicas, where `spec.sparse` says that they exchange updates; by default this one is alone.
+    """
     trainable = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
     bare = set(spec.no_decay)
     groups: list[dict[str, Any]] = [
@@ -58,9 +67,11 @@ def build_optimizer(spec: OptimizerSpec, parameters: Mapping[str, Tensor]) -> Op
     if not groups:
         return None
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in spec.options.items()}
-    if spec.name in FUSED:
+    if spec.name in FUSED and spec.sparse is None:
         options["fused"] = True
     try:
+        if spec.sparse is not None:
+            return _sparse(spec.sparse, groups, spec.lr, options, exchange)
         return _classes()[spec.name](groups, lr=spec.lr, **options)
     except ValueError as error:
         raise ConfigError(f"optimizer {spec.name!r} with {dict(spec.options)}: {error}") from error
@@ -97,6 +108,24 @@ def _classes() -> Mapping[str, Callable[..., Optimizer]]:
         "adafactor": optim.Adafactor,
         "muon": optim.Muon,
     }
+
+
+def _sparse(
+    sparse: SparseSpec, groups: list[dict[str, Any]], lr: float, options: Mapping[str, Any], exchange: Exchange | None
+) -> Optimizer:
+    from distensor.optim.distro import DeMo, DisTrOAdamW
+    from distensor.optim.distro.exchange import Alone
+
+    shared: dict[str, Any] = {
+        "k": sparse.k,
+        "chunk": sparse.chunk,
+        "value_bits": sparse.value_bits,
+        "exchange": exchange or Alone(),
+    }
+    if sparse.rule is SparseRule.DISTRO:
+        return DisTrOAdamW(groups, lr=lr, **options, **shared)
+    # Of AdamW's options DeMo has the weight decay; there is no second moment that the others would shape.
+    return DeMo(groups, lr=lr, decay=sparse.decay, weight_decay=options.get("weight_decay", 1e-2), **shared)
 
 
 def _match(patterns: object, names: Iterable[str]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distensor.core.errors import ConfigError, UnsupportedOptionError
+from distensor.optim.sparse_spec import SparseRule, SparseSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,8 +93,8 @@ WHOLE_TENSOR: Mapping[str, str] = {
 UNAVAILABLE: Mapping[str, str] = {
     "lbfgs": "it evaluates the loss several times within a step",
     "sparseadam": "it takes sparse gradients, which no program here produces",
-    "distro": "it is not implemented in this version",
-    "demo": "it is not implemented in this version",
+    "distro": "that is a way to agree: use optimizer='adamw' with sync='distro'",
+    "demo": "that is a way to agree: use optimizer='adamw' with sync='demo'",
 }
 
 MAX_NAMES = 1 << 16
@@ -104,7 +105,8 @@ class OptimizerSpec:
     """Which optimizer, with which options.
 
     `no_decay` lists the names of parameters that weight decay leaves alone. `ema` is the decay of an exponential
-    moving average of the weights, or None for none.
+    moving average of the weights, or None for none. With `sparse`, replicas exchange parts of their updates instead of
+    all gradients, and the options are those of AdamW.
 
     Raises:
         UnsupportedOptionError: a name that this version knows of and does not build, with the reason.
@@ -116,6 +118,7 @@ class OptimizerSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
     no_decay: tuple[str, ...] = ()
     ema: float | None = None
+    sparse: SparseSpec | None = None
 
     def __post_init__(self) -> None:
         reason = UNAVAILABLE.get(self.name)
@@ -130,6 +133,20 @@ class OptimizerSpec:
             raise ConfigError(f"optimizer_options has 'no_decay', but {self.name} has no weight decay")
         if self.ema is not None and not (_is_number(self.ema) and 0 <= self.ema < 1):
             raise ConfigError(f"ema={self.ema!r}: expected the decay of the average, a number in [0, 1), or None")
+        if self.sparse is not None:
+            self._check_sparse(self.sparse.rule)
+
+    def _check_sparse(self, rule: SparseRule) -> None:
+        if self.name != "adamw":
+            raise UnsupportedOptionError(
+                f"optimizer={self.name!r} with sync={rule.value!r}: its update is made of AdamW's options; use "
+                "optimizer='adamw' (lr, betas, eps and weight_decay stay as they are)"
+            )
+        if others := sorted(self.options.keys() - {"betas", "eps", "weight_decay"}):
+            raise UnsupportedOptionError(
+                f"optimizer_options has {others[0]!r}, which sync={rule.value!r} does not take; it takes betas, eps and "
+                "weight_decay"
+            )
 
     def _check_option(self, key: str, value: object) -> None:
         known = OPTIONS[self.name]
@@ -160,6 +177,7 @@ class OptimizerSpec:
             "options": dict(self.options),
             "no_decay": list(self.no_decay),
             "ema": self.ema,
+            "sparse": None if self.sparse is None else self.sparse.to_json(),
         }
 
     @classmethod
@@ -171,7 +189,15 @@ class OptimizerSpec:
         name, rate = data.get("name"), data.get("lr")
         if not isinstance(options, Mapping) or not isinstance(name, str) or not isinstance(rate, int | float):
             raise ConfigError(f"optimizer {str(data)[:200]}: expected name, lr and options")
-        return cls(name=name, lr=float(rate), options=options, no_decay=_names(names), ema=data.get("ema"))
+        sparse = data.get("sparse")
+        return cls(
+            name=name,
+            lr=float(rate),
+            options=options,
+            no_decay=_names(names),
+            ema=data.get("ema"),
+            sparse=None if sparse is None else SparseSpec.from_json(sparse),
+        )
 
 
 def check_learning_rate(rate: object) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from torch import Tensor
 from distensor.core.errors import ConfigError
 from distensor.optim.build import build_optimizer, set_learning_rate
 from distensor.optim.spec import OptimizerSpec
+
+if TYPE_CHECKING:
+    from distensor.optim.distro import Exchange
 
 State: TypeAlias = "Mapping[str, Mapping[str, Tensor]]"
 """By parameter: the tensors that go with it, by field. Fields are torch's own, `master` and `ema`."""
@@ -30,17 +33,18 @@ class Updater:
 
     Args:
         parameters: by key, which ends in the parameter's name after an optional "stage/". Frozen ones are left out.
+        exchange: the other replicas, where `spec.sparse` says that updates travel: gradients are then this replica's own.
 
     Raises:
         ConfigError: options that torch refuses together.
     """
 
-    def __init__(self, spec: OptimizerSpec, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, spec: OptimizerSpec, parameters: Mapping[str, Tensor], exchange: Exchange | None = None) -> None:
         self.spec = spec
         self._parameters = {key: p for key, p in parameters.items() if p.requires_grad}
         self._targets = {key: _target(p) for key, p in self._parameters.items()}
         self._half = [key for key, p in self._parameters.items() if self._targets[key] is not p]
-        self._optimizer = build_optimizer(self._in_groups(), self._targets)
+        self._optimizer = build_optimizer(self._in_groups(), self._targets, exchange)
         self._averages = {} if spec.ema is None else {key: t.detach().clone() for key, t in self._targets.items()}
 
     def _in_groups(self) -> OptimizerSpec:

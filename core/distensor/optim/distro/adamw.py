@@ -66,13 +66,12 @@ class DisTrOAdamW(SparseOptimizer):
                     self._accumulate_one(parameter, group)
 
     def _accumulate_one(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        residual = self._residual_of(parameter)
-        if parameter.grad is None:
-            return
-        state = self.state[parameter]
+        residual, state = self._residual_of(parameter), self.state[parameter]
         if "exp_avg_sq" not in state:
             state["exp_avg_sq"] = torch.zeros_like(residual)
             state["step"] = torch.tensor(0.0)
+        if parameter.grad is None:
+            return
         beta = group["betas"][1]
         gradient = parameter.grad.to(torch.float32)
         state["step"] += 1

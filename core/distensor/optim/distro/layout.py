@@ -14,10 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from distensor.core.errors import ConfigError
-from distensor.core.update_bytes import CHUNK, kept_of
-
-MAX_CHUNK = 1 << 16
+from distensor.core.update_bytes import CHUNK, check_share, kept_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,10 +75,7 @@ def make_layout(shapes: Sequence[Sequence[int]], *, k: int, chunk: int = CHUNK) 
     Raises:
         ConfigError: a `chunk` outside 2 to 65536, or a `k` outside 1 to `chunk`.
     """
-    if not 2 <= chunk <= MAX_CHUNK:
-        raise ConfigError(f"chunk = {chunk}; expected 2 to {MAX_CHUNK} elements")
-    if not 1 <= k <= chunk:
-        raise ConfigError(f"k = {k}; expected 1 to {chunk}, of {chunk} elements of a chunk")
+    check_share(k, chunk)
     rows: Counter[int] = Counter()
     for shape in shapes:
         for region in regions_of(shape, chunk):
