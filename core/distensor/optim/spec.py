@@ -144,8 +144,8 @@ class OptimizerSpec:
             )
         if others := sorted(self.options.keys() - {"betas", "eps", "weight_decay"}):
             raise UnsupportedOptionError(
-                f"optimizer_options has {others[0]!r}, which sync={rule.value!r} does not take; it takes betas, eps and "
-                "weight_decay"
+                f"optimizer_options has {others[0]!r}, which sync={rule.value!r} does not take; it takes betas, eps "
+                "and weight_decay"
             )
 
     def _check_option(self, key: str, value: object) -> None:

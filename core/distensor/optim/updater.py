@@ -33,7 +33,7 @@ class Updater:
 
     Args:
         parameters: by key, which ends in the parameter's name after an optional "stage/". Frozen ones are left out.
-        exchange: the other replicas, where `spec.sparse` says that updates travel: gradients are then this replica's own.
+        exchange: the other replicas, where `spec.sparse` is set: the gradients are then this replica's own.
 
     Raises:
         ConfigError: options that torch refuses together.
