@@ -202,7 +202,7 @@ def test_a_warm_up_of_another_mesh_is_refused(engine: ShardEngine, module: Chain
 
 REPORT = StepReport(
     loss=1.5, weight=4.0, grad_norm=1.0, compute_seconds=0.1, sync_seconds=0.2, wait_seconds=0.3, committed=True,
-    held=Held(weights=8, peak=16), optimizer_bytes=4,
+    held=Held(weights=8, peak=16), optimizer_bytes=4, scale=0.25,
 )  # fmt: skip
 
 

@@ -138,6 +138,7 @@ KEYWORDS = {
         "schedule",
         "micro_batches",
         "sync",
+        "sync_options",
         "clip_norm",
         "norm_type",
         "precision",

@@ -60,8 +60,8 @@ def test_good_options_are_taken() -> None:
 @pytest.mark.parametrize(
     ("keyword", "value"),
     [
-        ("sync", "distro"),
         ("sync", "diloco"),
+        ("sync", "sparseloco"),
         ("precision", "fp16"),
         ("backend", "gloo"),
         ("backend", "nccl"),

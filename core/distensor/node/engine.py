@@ -20,7 +20,6 @@ from distensor.core.schedules import (
     splits_backward,
     stages_of_rank,
 )
-from distensor.node.axes import all_reduce_at_once
 from distensor.node.groups import MeshGroups, torch_groups
 from distensor.node.link_probe import Neighbours, measure_links
 from distensor.node.norm_shares import norm_share
@@ -28,11 +27,12 @@ from distensor.node.orders import AS_SCHEDULED, Pace
 from distensor.node.pacing import rank_figures
 from distensor.node.pipeline import PipelineExecutor, Totals
 from distensor.node.tied import sum_tied_gradients
-from distensor.optim.clipping import NormType, clip_factor, partial_norm, whole_norm
+from distensor.node.world_sums import WorldSums, sum_over_world
+from distensor.optim.clipping import partial_norm
+from distensor.optim.distro.exchange import GroupExchange
 from distensor.optim.sharing import part_state, whole_state
 from distensor.optim.updater import Updater, name_of
 from distensor.program import Limits, StageProgram, StageRunner
-from distensor.program.axes import Reduction
 from distensor.sync import Held, ReplicatedWeights, ShardedWeights, Sync, WeightStore, keyed
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ class StepReport:
     committed: bool
     held: Held
     optimizer_bytes: int
+    scale: float
+    """What makes of this rank's sums of gradients what its optimizer gets."""
     figures: RankFigures | None = None
     """Of the pipeline, where they were to be measured."""
 
@@ -132,7 +134,7 @@ class ShardEngine:
             weights=store,
         )
         try:
-            self._updater = Updater(plan.optimizer, store.updated)
+            self._updater = Updater(plan.optimizer, store.updated, self._replicas(plan))
         except ConfigError as error:
             raise ProgramRejectedError(str(error)) from error
         self._optimizer_bytes: int | None = None
@@ -202,6 +204,8 @@ class ShardEngine:
     ) -> WeightStore:
         """Where weights are cut, each stage is before the next one is built."""
         group, self._runners = self._groups.gradients, {}
+        if plan.optimizer.sparse is not None:
+            group = None  # each replica keeps its own gradients; what travels are the updater's messages
         tied = {f"{stage}/{name}" for weight in plan.tied for stage, name in weight.holders}
         cut = ShardedWeights({}, group, alone=tied) if plan.sync is Sync.ZERO3 and group is not None else None
         for stage in sorted(programs):
@@ -239,7 +243,7 @@ class ShardEngine:
         report = self._gradients(sequence, batches, number, pace)
         if not (report.weight > 0 and math.isfinite(report.loss) and math.isfinite(report.grad_norm)):
             return report
-        self._owed = _Update(lr=lr, scale=clip_factor(report.grad_norm, self._plan.clip_norm) / report.weight)
+        self._owed = _Update(lr=lr, scale=report.scale)
         if self._optimizer_bytes is None:
             self.settle()
             self._optimizer_bytes = self._updater.bytes
@@ -266,6 +270,9 @@ class ShardEngine:
         report = self._gradients(sequence, batches, number)
         divisor = report.weight if report.weight > 0 else 1.0
         parts = {key: torch.zeros_like(p) if p.grad is None else p.grad for key, p in trained.items()}
+        if self._plan.optimizer.sparse is not None and self._groups.gradients is not None:
+            for key in sorted(parts):
+                self._groups.gradients.allreduce([parts[key]]).wait()
         whole = _chosen(self._weights.whole(parts), wanted)
         return report, {key: gradient / divisor for key, gradient in whole.items()}
 
@@ -274,8 +281,8 @@ class ShardEngine:
         actions = self._actions(self._weights.agree(len(batches)))
         actions = tuple(action for action in actions if action.phase is Phase.FORWARD)
         totals = self._executor.run(sequence, actions, batches, training=False)
-        loss, weight, _ = self._over_world(totals)
-        return loss, weight
+        sums = self._over_world(totals)
+        return sums.loss, sums.weight
 
     def state(self, wanted: Sequence[str] | None = None) -> dict[str, Tensor]:
         """Parameters and buffers by "stage/name": the `wanted` ones, by default all.
@@ -370,12 +377,12 @@ class ShardEngine:
         self._weights.finish()
         self._sum_tied(sequence)
         own_norm = partial_norm(self._counted_gradients(), self._plan.norm_type)
-        loss, weight, norm = self._over_world(totals, own_norm)
-        norm = norm / weight if weight > 0 else math.nan
+        sums = self._over_world(totals, own_norm)
         return StepReport(
-            loss=loss,
-            weight=weight,
-            grad_norm=norm,
+            loss=sums.loss,
+            weight=sums.weight,
+            grad_norm=sums.grad_norm,
+            scale=sums.scale(self._plan.clip_norm),
             compute_seconds=max(0.0, totals.compute_seconds - in_axes),
             sync_seconds=self._clock.monotonic() - started + in_axes,
             wait_seconds=totals.wait_seconds,
@@ -428,28 +435,34 @@ class ShardEngine:
             if parameter.requires_grad and key not in copies and (whole or name_of(key) in plan.sharded)
         }
         group = self._groups.gradients
-        if group is None or self._weights.cut:
+        if group is None or self._weights.cut or plan.optimizer.sparse is not None:
             return frozenset(counted)
         return norm_share(counted, member=group.rank(), members=group.size())
 
-    def _over_world(self, totals: Totals, own_norm: float = 0.0) -> tuple[float, float, float]:
-        """(mean loss, weight, norm of the gradient sums) of all ranks; the same on each, to the bit.
+    def _replicas(self, plan: JobPlan) -> GroupExchange | None:
+        """The way to the other replicas, where updates travel instead of gradients."""
+        group = self._groups.gradients
+        if plan.optimizer.sparse is None or group is None:
+            return None
+        if self._layout.config.context_parallel > 1:
+            raise ProgramRejectedError("sparse updates with context_parallel > 1: its gradients must be summed")
+        return GroupExchange(group, torch.device("cpu"))
+
+    def _over_world(self, totals: Totals, own_norm: float = 0.0) -> WorldSums:
+        """The sums of all ranks; the same on each, to the bit.
 
         `own_norm` is this rank's part of the norm. Ranks without gradients take part like all others. The ranks of tp
         and cp all know the loss of their replica; one of them counts.
         """
-        kind, world = self._plan.norm_type, self._groups.world
-        counts = (self._place.tp, self._place.cp) == (0, 0)
-        own_loss, own_weight = (totals.loss_times_weight, totals.weight) if counts else (0.0, 0.0)
-        values = torch.tensor([own_loss, own_weight, own_norm], dtype=torch.float64)
-        if world is not None:
-            most = values[2:].clone()
-            all_reduce_at_once(world, values, Reduction.SUM)
-            if kind is NormType.INF:
-                all_reduce_at_once(world, most, Reduction.MAX)
-                values[2] = most
-        loss_sum, weight, combined = values.tolist()
-        return (loss_sum / weight if weight > 0 else math.nan), weight, whole_norm(combined, kind)
+        apart = self._plan.optimizer.sparse is not None
+        return sum_over_world(
+            self._groups.world,
+            (totals.loss_times_weight, totals.weight) if (self._place.tp, self._place.cp) == (0, 0) else (0.0, 0.0),
+            own_norm,
+            kind=self._plan.norm_type,
+            place=self._place.dp if apart else 0,
+            places=self._layout.config.data_parallel if apart else 1,
+        )
 
     def _sum_tied(self, sequence: int) -> None:
         for index, tied in enumerate(self._plan.tied):

@@ -24,6 +24,8 @@ class Sync(StrEnum):
 
     ALLREDUCE = "allreduce"
     ZERO3 = "zero3"
+    DISTRO = "distro"
+    DEMO = "demo"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

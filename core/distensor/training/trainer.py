@@ -66,7 +66,10 @@ class Trainer:
         schedule: "1f1b" (its warm-up follows measured stages, links and memory), "gpipe", "looped_bfs", "zero_bubble";
             "interleaved" with several stages a rank; "zbv" with two, placed as a V: rank r holds stages r and 2P-1-r.
         sync: "allreduce": every replica holds all weights of its stages; "zero3": weights, gradients and optimizer
-            state are cut over the replicas, and a stage's weights are whole only while it is used.
+            state are cut over the replicas, and a stage's weights are whole only while it is used; "distro", "demo":
+            each replica keeps its own gradients and sends a few bytes for each thousand weights (docs/distro.md).
+        sync_options: with "distro" and "demo": "k" of "chunk" entries travel (32 of 4096), with "value_bits" 1 or 2;
+            with "demo" also "decay", of its momentum.
         micro_batches: how many parts a replica's rows are cut into; by default twice the pipeline's ranks.
         clip_norm: the largest norm that the gradient of the whole model may have.
         norm_type: which norm: 2.0, 1.0 or "inf". `StepResult.grad_norm` is of this type too.
@@ -108,6 +111,7 @@ class Trainer:
         schedule: str = "1f1b",
         micro_batches: int | None = None,
         sync: str = "allreduce",
+        sync_options: Mapping[str, Any] | None = None,
         clip_norm: float | None = None,
         norm_type: float | str = 2.0,
         precision: str = "fp32",
@@ -147,7 +151,7 @@ class Trainer:
             seed=seed,
         )
         problems.check(_check_name, name)
-        spec = problems.check(read_optimizer, model, optimizer, lr, optimizer_options, ema)
+        spec = problems.check(read_optimizer, model, optimizer, lr, optimizer_options, ema, sync, sync_options)
         if spec is not None:
             problems.check(check_slices, spec, parallel, sync)
         problems.report()

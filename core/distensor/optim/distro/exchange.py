@@ -50,24 +50,26 @@ class GroupExchange:
     """
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
-        self._group = group
+        found = dist.group.WORLD if group is None else group
+        assert found is not None, "torch.distributed is initialised"
+        self._group = found
         self._device = device
-        self.rank = dist.get_rank(group)
-        self.size = dist.get_world_size(group)
+        self.rank = found.rank()
+        self.size = found.size()
 
     def gather(self, message: bytes) -> Sequence[bytes | None]:
         own = torch.tensor([len(message)], dtype=torch.int64, device=self._device)
         lengths = [torch.zeros_like(own) for _ in range(self.size)]
-        dist.all_gather(lengths, own, group=self._group)
+        self._group.allgather([lengths], [own]).wait()
         counts = [int(length) for length in lengths]
         padded = torch.zeros(max(counts), dtype=torch.uint8, device=self._device)
         padded[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(self._device)
         parts = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(parts, padded, group=self._group)
+        self._group.allgather([parts], [padded]).wait()
         return [part[:count].cpu().numpy().tobytes() for part, count in zip(parts, counts, strict=True)]
 
     def mean(self, tensor: Tensor) -> None:
-        dist.all_reduce(tensor, group=self._group)
+        self._group.allreduce([tensor]).wait()
         tensor.div_(self.size)
 
 

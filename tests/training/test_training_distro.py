@@ -1,0 +1,209 @@
+"""Replicas that exchange sparse updates, on every mesh, against one process for each replica."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from thread_mesh import thread_session
+from torch import Tensor, nn
+
+from distensor.core import ParallelConfig
+from distensor.core.errors import ConfigError, UnsupportedOptionError
+from distensor.nn import DistributedModel, Shard, ShardingSpec, StageMapping
+from distensor.optim.distro import DeMo, DisTrOAdamW
+from distensor.training import Trainer
+
+SPARSE = {"k": 4, "chunk": 16}
+"""Tiles of 4 x 4, so that a small model has many and half of it has the same ones."""
+
+EPS = 1e-2
+"""With AdamW's own 1e-8 all entries of the first step are one, and rounding would choose among them."""
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(11)
+        self.first = nn.Linear(8, 16)
+        self.up = nn.Linear(16, 32)
+        self.down = nn.Linear(32, 16)
+        self.last = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).tanh()
+        return self.last(h + self.down(self.up(h).tanh()))
+
+
+SPEC = ShardingSpec({"up.weight": Shard(dim=0), "up.bias": Shard(dim=0), "down.weight": Shard(dim=1)})
+
+
+def batches(count: int, rows: int = 8) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(5)
+    made = []
+    for _ in range(count):
+        x = torch.randn(rows, 8, generator=generator)
+        made.append((x, x[:, :4].sin()))
+    return made
+
+
+def squared(outputs: Tensor, batch: Any) -> Tensor:
+    return (outputs - batch[1]).square().mean()
+
+
+def model_for(parallel: ParallelConfig) -> DistributedModel:
+    stages = [["first"], ["up", "down", "last"]] if parallel.pipeline_parallel == 2 else [["**"]]
+    spec = SPEC if parallel.tensor_parallel > 1 else None
+    return DistributedModel(Net(), stage_mapping=StageMapping(stages), tp_spec=spec)
+
+
+def one_process_each(
+    data: Sequence[Any], replicas: int, kind: Any, *, rows: Sequence[slice], clip: float | None = None
+) -> tuple[Net, list[float]]:
+    """The weights are the same everywhere, so one module serves all replicas in turn."""
+    module = Net()
+    given = {"weight_decay": 0.01, **({"eps": EPS} if kind is DisTrOAdamW else {})}
+    optimizers = [kind(module.parameters(), lr=0.02, **given, **SPARSE) for _ in range(replicas)]
+    losses = []
+    for x, y in data:
+        messages, total = [], 0.0
+        for optimizer, part in zip(optimizers, rows, strict=True):
+            module.zero_grad()
+            loss = squared(module(x[part]), (x[part], y[part]))
+            loss.backward()
+            if clip is not None:
+                nn.utils.clip_grad_norm_(module.parameters(), clip)
+            messages.append(optimizer.propose())
+            total += loss.item() * len(x[part])
+        optimizers[0].apply(messages)
+        losses.append(total / len(x))
+    return module, losses
+
+
+def fit(parallel: ParallelConfig, data: Sequence[Any], **options: Any) -> tuple[dict[str, Tensor], Any, float]:
+    options = {
+        "sync": "distro",
+        "sync_options": SPARSE,
+        "optimizer_options": {"eps": EPS},
+        "lr": 0.02,
+        "micro_batches": 2,
+        **options,
+    }
+    with thread_session(parallel.world_size) as session:
+        trainer = Trainer(model_for(parallel), parallel=parallel, loss=squared, session=session, **options)
+        parity = trainer.check_parity(data[0])
+        history = trainer.fit(data)
+        state = trainer.state_dict()
+        trainer.close()
+    return state, history, parity.max_relative_difference
+
+
+def worst(state: dict[str, Tensor], module: nn.Module) -> float:
+    return max(float((state[name] - p.detach()).abs().max()) for name, p in module.named_parameters())
+
+
+HALVES = (slice(0, 4), slice(4, 8))
+
+
+FLAT, PIPED = ParallelConfig(data_parallel=2), ParallelConfig(data_parallel=2, pipeline_parallel=2)
+CUT = ParallelConfig(data_parallel=2, tensor_parallel=2)
+ALL = ParallelConfig(data_parallel=2, tensor_parallel=2, pipeline_parallel=2, order="pp-dp-tp-cp")
+
+
+# DeMo not on cut weights: its cosines of tiles of up to 64 x 64 see the whole of matrices as small as these.
+@pytest.mark.parametrize(
+    ("sync", "kind", "parallel"),
+    [
+        *(("distro", DisTrOAdamW, parallel) for parallel in (FLAT, PIPED, CUT, ALL)),
+        *(("demo", DeMo, parallel) for parallel in (FLAT, PIPED)),
+    ],
+)
+def test_it_is_one_process_for_each_replica(sync: str, kind: Any, parallel: ParallelConfig) -> None:
+    data = batches(6)
+    reference, losses = one_process_each(data, 2, kind, rows=HALVES)
+    state, history, difference = fit(parallel, data, sync=sync)
+    assert history.losses == pytest.approx(losses, rel=1e-5)
+    assert worst(state, reference) <= 1e-5
+    assert difference <= 1e-6  # gradients of the whole batch are what one process has
+
+
+def test_each_replica_is_clipped_by_its_own_norm() -> None:
+    data = batches(4)
+    reference, losses = one_process_each(data, 2, DisTrOAdamW, rows=HALVES, clip=0.05)
+    state, history, _ = fit(ParallelConfig(data_parallel=2), data, clip_norm=0.05)
+    assert history.losses == pytest.approx(losses, rel=1e-5)
+    assert worst(state, reference) <= 1e-5
+    assert all(math.isfinite(step.grad_norm) and step.grad_norm > 0.05 for step in history.steps)
+
+
+def test_uneven_replicas_take_the_mean_over_their_own_rows() -> None:
+    data = batches(4, rows=7)
+    reference, losses = one_process_each(data, 2, DisTrOAdamW, rows=(slice(0, 4), slice(4, 7)))
+    state, history, _ = fit(ParallelConfig(data_parallel=2), data)
+    assert history.losses == pytest.approx(losses, rel=1e-5)
+    assert worst(state, reference) <= 1e-5
+
+
+def test_a_checkpoint_goes_on_with_more_replicas(tmp_path: Path) -> None:
+    """Residual and second moment are of one replica, which stands for all: they see like data."""
+    data = batches(1, rows=12) * 24
+    with thread_session(2) as session:
+        trainer = Trainer(
+            model_for(FLAT), parallel=FLAT, loss=squared, session=session, sync="distro", sync_options=SPARSE, lr=0.02,
+            checkpoint=tmp_path,
+        )  # fmt: skip
+        before = trainer.fit(data[:12]).losses
+        trainer.close()
+    parallel = ParallelConfig(data_parallel=3)
+    with thread_session(3) as session:
+        trainer = Trainer(
+            model_for(parallel), parallel=parallel, loss=squared, session=session, sync="distro", sync_options=SPARSE,
+            lr=0.02, checkpoint=tmp_path,
+        )  # fmt: skip
+        after = trainer.fit(data[:12], epochs=2, resume=True).losses
+        state = session.connections[-1].engines[1].optimizer_state()
+        trainer.close()
+    assert len(after) == 12
+    assert after[0] < before[-1] * 1.05
+    assert max(after) < 0.2 * before[0]
+    assert {"exp_avg_sq", "residual", "step"} <= {field for fields in state.values() for field in fields}
+
+
+def test_three_replicas_learn() -> None:
+    data = batches(1, rows=12) * 40
+    _, history, _ = fit(ParallelConfig(data_parallel=3), data)
+    assert history.losses[-1] < 0.5 * history.losses[0]
+
+
+def test_a_number_that_is_none_stops_the_run() -> None:
+    x, y = batches(1)[0]
+    x[5, 0] = math.inf
+    with pytest.raises(Exception, match="gradient norm nan; no rank has applied the update"):
+        fit(ParallelConfig(data_parallel=2), [*batches(1), (x, y)])
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"optimizer": "sgd"}, UnsupportedOptionError, "optimizer='adamw'"),
+        ({"optimizer_options": {"amsgrad": True}}, UnsupportedOptionError, "'amsgrad'"),
+        ({"sync_options": {"k": 0}}, ConfigError, "k = 0"),
+        ({"sync_options": {"decay": 0.9}}, ConfigError, "'decay'"),
+        ({"sync_options": {"k": True}}, ConfigError, "whole number"),
+        ({"sync": "allreduce", "sync_options": {"k": 8}}, ConfigError, "takes none"),
+        (
+            {"parallel": ParallelConfig(context_parallel=2)},
+            UnsupportedOptionError,
+            "context_parallel=2",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_a_job(options: dict[str, Any], kind: type[Exception], words: str) -> None:
+    given = {"parallel": ParallelConfig(data_parallel=2), "sync": "distro", **options}
+    model = model_for(given["parallel"])
+    with pytest.raises(kind, match=words):
+        Trainer(model, loss=squared, **given)
