@@ -72,8 +72,11 @@ class Fields:
         return self.number(name) or 0.0
 
     def whole(self, name: str) -> int | None:
-        value = self.number(name)
-        return None if value is None else int(value)
+        value = self._raw.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and _is_real(value):
+            return value  # not by way of a float, which would round a large amount
+        number = self.number(name)
+        return None if number is None else int(number)
 
     def count(self, name: str, default: int = 0) -> int:
         value = self.whole(name)
@@ -97,7 +100,7 @@ class Fields:
         return self._raw.get(name) is not None
 
     def wholes(self, name: str) -> tuple[int, ...]:
-        return tuple(v for v in self._list(name) if isinstance(v, int))
+        return tuple(v for v in self._list(name) if isinstance(v, int) and _is_real(v))
 
     def texts(self, name: str) -> tuple[str, ...]:
         return tuple(clean(str(v)) for v in self._list(name))

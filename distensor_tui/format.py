@@ -61,7 +61,31 @@ def credits(micro: int | None) -> str:  # noqa: A001 - the word of the domain; t
 
 def short_credits(micro: int) -> str:
     """Three decimals, rounded towards zero; exact where that would show nothing."""
-    return credits(micro if abs(micro) < 1000 else int(micro / 1000) * 1000)
+    return credits(micro if abs(micro) < 1000 else micro - (micro % 1000 if micro > 0 else -(-micro % 1000)))
+
+
+def money(micro: int | None, currency: str) -> str:
+    """Millionths of a currency with two decimals, or all where two would show nothing. Losses are not made smaller."""
+    if micro is None:
+        return NOTHING
+    hundredths = micro // 10_000
+    if micro and not hundredths:
+        return f"{credits(micro)} {currency}".rstrip()
+    sign, hundredths = "-" if hundredths < 0 else "", abs(hundredths)
+    return f"{sign}{hundredths // 100:,}.{hundredths % 100:02d} {currency}".rstrip()
+
+
+def spent(micro: int | None, currency: str) -> str:
+    """A cost with two decimals, rounded up."""
+    return NOTHING if micro is None else money(-(-micro // 10_000) * 10_000, currency)
+
+
+def energy(millijoules: int | None) -> str:
+    """Energy in kWh, or Wh below one tenth of a kWh."""
+    if millijoules is None:
+        return NOTHING
+    watt_hours = millijoules / 3_600_000
+    return f"{watt_hours:.1f} Wh" if abs(watt_hours) < 100 else f"{watt_hours / 1000:,.2f} kWh"
 
 
 def percent(share: float | None) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from distensor_tui.income import Income
+
 
 class NodeState(StrEnum):
     STARTING = "STARTING"
@@ -246,6 +248,7 @@ class Snapshot:
     earnings: Earnings | None = None
     events: tuple[Event, ...] | None = None
     auth: Auth | None = None
+    income: Income | None = None
     unavailable: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     """What could not be read, each with its path."""

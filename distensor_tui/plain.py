@@ -7,6 +7,7 @@ from datetime import tzinfo
 
 from distensor_tui import format as fmt
 from distensor_tui.absence import Absence
+from distensor_tui.income import STANDINGS, Income, Ledger, Sum
 from distensor_tui.model import Device, Gate, Hub, HubState, Job, Snapshot, Worker
 
 
@@ -44,7 +45,44 @@ def jobs(snapshot: Snapshot, now: float, zone: tzinfo | None = None) -> str:
 
 
 def earnings(snapshot: Snapshot, now: float, zone: tzinfo | None = None) -> str:
-    return "\n".join(_earnings(snapshot)) or "earnings   the hub has not said yet"
+    rows = [*_earnings(snapshot), *(_income(snapshot.income, zone) if snapshot.income else ())]
+    return "\n".join(rows) or "earnings   the hub has not said yet"
+
+
+def _income(income: Income, zone: tzinfo | None) -> list[str]:
+    """Spans, energy and the comparison; the hub's own sums stand above."""
+    spans = (("today", income.today), ("7 days", income.week), ("30 days", income.month), ("in all", income.total))
+    rows = [f"{name:<10} {_span(one, income.currency)}" for name, one in spans]
+    if income.projection_micro is not None:
+        days = fmt.plural(income.projection_days, "whole day")
+        rows.append(f"projection {fmt.credits(income.projection_micro)} credits in 30 days like the last {days}")
+    rows.append(f"paid       {fmt.credits(income.paid_micro)} credits; {income.payout_note}")
+    rows += [f"no energy  {device}: {reason}" for device, reason in income.no_power.items()]
+    return [*rows, f"ledger     {ledger(income.ledger, zone)}"]
+
+
+def _span(one: Sum, currency: str) -> str:
+    parts = [f"{fmt.credits(one.micro)} credits, {fmt.plural(one.units, 'unit')}"]
+    if one.millijoules is not None:
+        fixed = " (your figure)" if one.fixed_millijoules else ""
+        parts.append(f"energy {fmt.energy(one.millijoules)}{fixed}")
+    if one.cost_micro is not None:
+        parts.append(f"cost {fmt.spent(one.cost_micro, currency)}")
+    if one.net_micro is not None:
+        parts.append(f"net {fmt.money(one.net_micro, currency)}")
+    return ", ".join(parts)
+
+
+def ledger(found: Ledger, zone: tzinfo | None) -> str:
+    """'equal, compared 14:02' and how many units stand where."""
+    parts = [found.state]
+    if found.at is not None:
+        parts.append(f"compared {fmt.hour(found.at, zone)}")
+    parts += [f"{found.count(w).units:,} {w.replace('_', ' ')}" for w in STANDINGS if found.count(w).units]
+    waiting = found.count("unconfirmed")
+    if waiting.since is not None:
+        parts.append(f"unconfirmed since {fmt.hour(waiting.since, zone)}")
+    return ", ".join(parts) + (f" ({found.reason})" if found.reason else "")
 
 
 def _node(snapshot: Snapshot, now: float) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from distensor_tui.fields import Fields
+from distensor_tui.income import read_income
 from distensor_tui.model import (
     Auth,
     AuthState,
@@ -279,6 +280,7 @@ _SECTIONS: dict[str, Callable[[Any, list[str]], Any]] = {
     "jobs": _jobs,
     "earnings": _earnings,
     "events": _events,
+    "income": read_income,
     "auth": _auth,
     "unavailable": _unavailable,
 }

@@ -84,9 +84,15 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         name="earnings",
         group=Group.LOOK,
-        about="Show confirmed and pending work in credits.",
+        about="Show what was earned and used, by day, job or device, and each unit beside the hub's books.",
         module="distensor_tui.commands.earnings",
-        examples=(("distensor earnings", "today, confirmed, pending"), ("distensor earnings --json", "for a script")),
+        examples=(
+            ("distensor earnings", "today, 7 and 30 days, energy, and whether the books agree"),
+            ("distensor earnings --by job --since 2026-01-01", "a statement; also --by day, --by device"),
+            ("distensor earnings --csv > earnings.csv", "for a spreadsheet"),
+            ("distensor earnings --units", "single units: here and at the hub"),
+            ("distensor earnings --json", "for a script"),
+        ),
         then="Screen 4 of the dashboard shows them over time.",
     ),
     Verb(

@@ -79,7 +79,7 @@ def test_status_says_the_facts(server: fake.FakeSupervisor, path: Path, capsys: 
         ("why", {"node"}),
         ("devices", {"devices"}),
         ("jobs", {"jobs", "workers"}),
-        ("earnings", {"earnings"}),
+        ("earnings", {"earnings", "income"}),
     ],
 )
 def test_json_is_one_line_of_version_1(

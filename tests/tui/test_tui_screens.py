@@ -70,7 +70,11 @@ def lost(why: absence.Absence, view: View | None = None, ago: float = 38) -> Vie
 def idle(**sections: Any) -> View:
     quiet: dict[str, Any] = {"jobs": [], "workers": [], "events": [], "node": fake.node("IDLE")}
     empty = fake.earnings(confirmed_micro=0, confirmed_units=0, pending_units=0, today_micro=0, confirmed_at=None)
-    return replace(live(**({"earnings": empty} | quiet | sections)), history=History())
+    nothing: dict[str, Any] = {name: fake.income_sum() for name in ("today", "week", "month", "total")}
+    nothing |= {"hours": [0] * 48, "days": [], "jobs": [], "devices": [], "projection": None, "no_power": {}}
+    nothing["ledger"] = fake.ledger(matched=fake.standing(), unconfirmed=fake.standing(), own_micro=0, hub_micro=0)
+    books = {"earnings": empty, "income": fake.income(**nothing)}
+    return replace(live(**(books | quiet | sections)), history=History())
 
 
 def paused() -> View:

@@ -171,6 +171,92 @@ def earnings(**changes: Any) -> dict[str, Any]:
     }
 
 
+def income_sum(micro: int = 0, units: int = 0, **changes: Any) -> dict[str, Any]:
+    return {
+        "units": units,
+        "micro": micro,
+        "millijoules": None,
+        "fixed_millijoules": 0,
+        "work_ms": 0,
+        "unmeasured_ms": 0,
+        "cost_micro": None,
+        "worth_micro": None,
+        "net_micro": None,
+        **changes,
+    }
+
+
+def used(micro: int, units: int, kwh: float) -> dict[str, Any]:
+    """With energy at 0.30 EUR a kWh and 2 credits for 1 EUR."""
+    cost = round(300_000 * kwh)
+    return income_sum(
+        micro,
+        units,
+        millijoules=round(kwh * 3.6e9),
+        work_ms=round(kwh * 12e6),
+        cost_micro=cost,
+        worth_micro=micro // 2,
+        net_micro=micro // 2 - cost,
+    )
+
+
+def standing(units: int = 0, micro: int = 0, since: float | None = None) -> dict[str, Any]:
+    return {"units": units, "micro": micro, "micro_batches": 4 * units, "since": since}
+
+
+def ledger(state: str = "equal", **changes: Any) -> dict[str, Any]:
+    return {
+        "state": state,
+        "reason": None,
+        "at": NOW - 680,
+        "own_micro": 12_345_000,
+        "hub_micro": 12_345_000,
+        "matched": standing(3086, 12_345_000, NOW - 90_000),
+        "unconfirmed": standing(6, 0, NOW - 12),
+        "refused": standing(),
+        "missing_here": standing(),
+        "missing_there": standing(),
+        **changes,
+    }
+
+
+def income(**changes: Any) -> dict[str, Any]:
+    """Three days of work; their sums are those of `earnings`."""
+    days = [{"day": f"2026-09-{day:02}", **income_sum()} for day in range(1, 19)]
+    days = [{"day": f"2026-08-{day:02}", **income_sum()} for day in range(23, 32)] + days
+    days += [
+        {"day": "2026-09-19", **used(6_404_999, 1601, 1.9)},
+        {"day": "2026-09-20", **used(4_100_001, 1025, 1.2)},
+        {"day": "2026-09-21", **used(1_840_000, 460, 0.42)},
+    ]
+    total = used(12_345_000, 3086, 3.52)
+    return {
+        "today": used(1_840_000, 460, 0.42),
+        "week": total,
+        "month": total,
+        "total": total,
+        "hours": [0] * 20 + [100_000 + 3_000 * i for i in range(28)],
+        "days": days,
+        "jobs": [
+            {"id": "job-1", "name": "llama-1b", **income_sum(8_345_000, 2086)},
+            {"id": "job-0", "name": "tiny-stories", **income_sum(4_000_000, 1000)},
+        ],
+        "devices": [
+            {"id": "gpu0", "name": "gpu0", **used(10_345_000, 2586, 3.52)},
+            {"id": "cpu", "name": "cpu", **income_sum(2_000_000, 500, work_ms=9_000_000, unmeasured_ms=9_000_000)},
+        ],
+        "projection": {"month_micro": 157_575_000, "from_days": 2},
+        "pending_units": 6,
+        "payable_micro": 0,
+        "paid_micro": 0,
+        "payout_note": "payouts are not part of this version: what is confirmed stays in the hub's ledger",
+        "ledger": ledger(),
+        "tariff": {"price_micro": 300_000, "currency": "EUR", "credits_micro": 2_000_000},
+        "no_power": {"cpu": "no RAPL counter can be read"},
+        **changes,
+    }
+
+
 def event(ago: float, text: str, severity: str = "info", source: str = "worker") -> dict[str, Any]:
     return {"at": NOW - ago, "severity": severity, "source": source, "text": text}
 
@@ -195,6 +281,7 @@ def snapshot(**sections: Any) -> dict[str, Any]:
         "workers": [worker(1), worker(2, restarts=1, last_exit="killed by signal 9 (SIGKILL)")],
         "jobs": [job()],
         "earnings": earnings(),
+        "income": income(),
         "events": events(),
         **sections,
     }
@@ -211,6 +298,7 @@ def hostile() -> dict[str, Any]:
         workers=[worker(1, job_name="[b", state="[red]", last_exit="[/]"), worker(2)],
         jobs=[job(name="[00] x", members=[member(0, "[/]", dp=0, pp=0), member(1, "[b", dp=0, pp=1, mine=True)])],
         earnings=earnings(price_note=bad),
+        income=income(payout_note=bad, jobs=[{"id": "[b", "name": "[/]", **income_sum(1, 1)}], no_power={"[b": bad}),
         events=[event(i, word, source="[b") for i, word in enumerate(words)],
     )
 

@@ -1,0 +1,143 @@
+"""The section `income`: what was earned and used, and how the node's own account compares with the hub's.
+
+Amounts are whole micro-credits, energy is whole millijoules, money is whole millionths of the owner's currency. They
+are never floats on the way to the screen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from distensor_tui.fields import Fields
+
+STANDINGS = ("matched", "unconfirmed", "refused", "missing_here", "missing_there")
+DIFFERENT = ("refused", "missing_here", "missing_there")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sum:
+    """What was earned and used in a time, by a job or on a device. None is not available."""
+
+    units: int = 0
+    micro: int = 0
+    millijoules: int | None = None
+    fixed_millijoules: int = 0
+    work_ms: int = 0
+    unmeasured_ms: int = 0
+    cost_micro: int | None = None
+    worth_micro: int | None = None
+    net_micro: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """A day, job or device and its sum."""
+
+    id: str
+    name: str
+    sum: Sum
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Count:
+    units: int = 0
+    micro: int = 0
+    since: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ledger:
+    """`state` is equal, differs, unconfirmed or unknown; `at` is when both sides were last compared."""
+
+    state: str = "unknown"
+    reason: str = ""
+    at: float | None = None
+    own_micro: int = 0
+    hub_micro: int = 0
+    counts: Mapping[str, Count] = field(default_factory=dict)
+
+    def count(self, standing: str) -> Count:
+        return self.counts.get(standing, Count())
+
+    @property
+    def different(self) -> int:
+        """Units on which the two sides do not agree."""
+        return sum(self.count(word).units for word in DIFFERENT)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Income:
+    today: Sum
+    week: Sum
+    month: Sum
+    total: Sum
+    hours: tuple[int, ...]
+    days: tuple[Group, ...]
+    jobs: tuple[Group, ...]
+    devices: tuple[Group, ...]
+    ledger: Ledger
+    pending_units: int = 0
+    paid_micro: int = 0
+    payout_note: str = ""
+    projection_micro: int | None = None
+    projection_days: int = 0
+    currency: str = ""
+    no_power: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_income(raw: Any, problems: list[str]) -> Income:
+    f = Fields(raw, "income", problems)
+    projection = f.object("projection")
+    return Income(
+        today=read_sum(f.object("today")),
+        week=read_sum(f.object("week")),
+        month=read_sum(f.object("month")),
+        total=read_sum(f.object("total")),
+        hours=f.wholes("hours"),
+        days=tuple(Group(id=g.text("day"), name=g.text("day"), sum=read_sum(g)) for g in f.objects("days")),
+        jobs=tuple(read_group(g) for g in f.objects("jobs")),
+        devices=tuple(read_group(g) for g in f.objects("devices")),
+        ledger=read_ledger(f.object("ledger")),
+        pending_units=f.count("pending_units"),
+        paid_micro=f.count("paid_micro"),
+        payout_note=f.text("payout_note"),
+        projection_micro=projection.whole("month_micro"),
+        projection_days=projection.count("from_days"),
+        currency=f.object("tariff").text("currency"),
+        no_power=f.text_map("no_power"),
+    )
+
+
+def read_group(f: Fields) -> Group:
+    return Group(id=f.text("id"), name=f.text("name"), sum=read_sum(f))
+
+
+def read_sum(f: Fields) -> Sum:
+    return Sum(
+        units=f.count("units"),
+        micro=f.count("micro"),
+        millijoules=f.whole("millijoules"),
+        fixed_millijoules=f.count("fixed_millijoules"),
+        work_ms=f.count("work_ms"),
+        unmeasured_ms=f.count("unmeasured_ms"),
+        cost_micro=f.whole("cost_micro"),
+        worth_micro=f.whole("worth_micro"),
+        net_micro=f.whole("net_micro"),
+    )
+
+
+def read_ledger(f: Fields) -> Ledger:
+    counts = {word: f.object(word) for word in STANDINGS}
+    return Ledger(
+        state=f.text("state", "unknown"),
+        reason=f.text("reason"),
+        at=f.number("at"),
+        own_micro=f.count("own_micro"),
+        hub_micro=f.count("hub_micro"),
+        counts={
+            word: Count(units=c.count("units"), micro=c.count("micro"), since=c.number("since"))
+            for word, c in counts.items()
+        },
+    )
