@@ -95,7 +95,9 @@ def _hub(folder: Path, tokens: int) -> Iterator[list[str]]:
 def _running(state: Path, token: str | None) -> Iterator[tuple[subprocess.Popen[bytes], _Start]]:
     command = [sys.executable, "-m", "distensor_server", "run", "--json", "--state", str(state)]
     command += ["--socket", str(state.with_suffix(".sock"))]
-    environment = {**os.environ, **({"DISTENSOR_JOIN_TOKEN": token} if token else {})}
+    # pip compiles what it installs; a checkout is compiled by the first of several starts, unless this forbids it.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment |= {"DISTENSOR_JOIN_TOKEN": token} if token else {}
     began = time.monotonic()
     started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
     with _ended(started) as process:
