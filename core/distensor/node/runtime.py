@@ -124,8 +124,10 @@ class WorkerRuntime:
 
         from distensor.node.device import torch_device
         from distensor.node.engine import ShardEngine
+        from distensor.node.memory import keep_freed_memory
 
         torch.set_num_threads(self._assignment.threads)
+        keep_freed_memory()
         device = torch_device(self._assignment.device_kind, self._assignment.device_id)
         world = self._assignment.parallel.world_size
         if world > 1:
