@@ -163,3 +163,28 @@ def accumulated_scalar(here: Here) -> float:
 def test_every_micro_batch_of_every_rank_is_in_the_sum(pool: WorkerPool) -> None:
     """4 here and 7 there: both hold 11, the mean over the ranks is 5.5."""
     assert pool.run(accumulated_scalar) == [11.0] * RANKS
+
+
+def kept_gradients(here: Here) -> list[list[float]]:
+    """Three steps of (1, 2, 3) + rank; gradients are let go before the second one and kept before the third."""
+    parameter, other = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(1))
+    reducer = GradientReducer([parameter, other], _group())
+    found, places = [], set()
+    for step in range(3):
+        if step == 1:
+            parameter.grad = None
+        reducer.begin(1)
+        (parameter * (torch.tensor([1.0, 2.0, 3.0]) + here.rank)).sum().backward()
+        reducer.finish()
+        assert parameter.grad is not None
+        assert other.grad is None, "nobody had one"
+        found.append(parameter.grad.tolist())
+        places.add(parameter.grad.data_ptr())
+    assert len(places) == 1, "the memory of a bucket is used again"
+    return found
+
+
+def test_memory_is_used_again_and_what_was_not_let_go_is_added_to(pool: WorkerPool) -> None:
+    once = [6.0, 9.0, 12.0]
+    expected = [once, once, [value * (RANKS + 1) for value in once]]
+    assert pool.run(kept_gradients) == [expected] * RANKS

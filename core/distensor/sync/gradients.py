@@ -16,45 +16,52 @@ DEFAULT_BUCKET_BYTES = 1 << 20
 
 @dataclass(slots=True, eq=False)
 class _Bucket:
-    """Parameters of one dtype whose gradients travel together, each followed by a mark that somebody has one."""
+    """Parameters of one dtype whose gradients travel together, followed by a mark for each that somebody has one."""
 
     parameters: list[Tensor]
     waiting_for: int = 0
     """Gradient accumulations still to come in this step."""
-    flat: Tensor | None = None
-    """Kept between steps: new memory costs a page fault for each 4 KB, more than the copy into it."""
     work: dist.Work | None = None
-    sizes: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.sizes = [parameter.numel() for parameter in self.parameters]
+    flat: Tensor | None = None
+    """What travels. Kept between steps, with its views: new memory and new views cost more than the copy into them."""
+    views: list[Tensor] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
+    """The parameters without a gradient of this rank, by index."""
 
     def launch(self, group: dist.ProcessGroup) -> int:
         """Start the all-reduce; returns how many bytes of elements take part."""
-        pieces = [_elements(parameter) for parameter in self.parameters]
-        marks = torch.tensor([float(parameter.grad is not None) for parameter in self.parameters])
-        self.flat = flat = self._room(pieces)
-        torch.cat([*pieces, marks.to(pieces[0])], out=flat)
+        flat = self._room()
+        *views, marks = self.views
+        gradients = [parameter.grad for parameter in self.parameters]
+        self.missing = [index for index, gradient in enumerate(gradients) if gradient is None]
+        marks.fill_(1.0)
+        for index in self.missing:
+            views[index].zero_()
+            marks[index] = 0.0
+        here = [(view, grad.detach()) for view, grad in zip(views, gradients, strict=True) if grad is not None]
+        if here:
+            torch._foreach_copy_([view for view, _ in here], [gradient for _, gradient in here])
         # The group's own method: the function of torch.distributed around it costs more than a small message.
         self.work = group.allreduce([flat], _summing())
         return flat.numel() * flat.element_size()
 
-    def _room(self, pieces: Sequence[Tensor]) -> Tensor:
-        """Last step's memory, unless a gradient of now still lives in it."""
-        kept = self.flat
-        if kept is None or any(piece.untyped_storage().data_ptr() == kept.data_ptr() for piece in pieces):
-            return pieces[0].new_empty(sum(self.sizes) + len(self.sizes))
-        return kept
+    def _room(self) -> Tensor:
+        if self.flat is None:
+            sizes = [parameter.numel() for parameter in self.parameters]
+            self.flat = self.parameters[0].detach().new_empty(sum(sizes) + len(sizes))
+            *pieces, marks = torch.split(self.flat, [*sizes, len(sizes)])
+            shaped = [piece.view(own.shape) for piece, own in zip(pieces, self.parameters, strict=True)]
+            self.views = [*shaped, marks]
+        return self.flat
 
     def collect(self) -> None:
         """Wait for the sum; gradients become views of it. Where nobody had one, None stays None."""
         assert self.work is not None, "launch comes before collect"
-        assert self.flat is not None, "launch comes before collect"
         self.work.wait()
-        *pieces, marks = torch.split(self.flat, [*self.sizes, len(self.parameters)])
-        for parameter, piece, mark in zip(self.parameters, pieces, marks.tolist(), strict=True):
-            if mark:
-                parameter.grad = piece.view(parameter.shape)
+        nobody = {index for index in self.missing if self.views[-1][index] == 0}
+        for index, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=False)):
+            if index not in nobody:
+                parameter.grad = view
         self.work = None
 
 
@@ -156,12 +163,3 @@ def _summing() -> dist.AllreduceOptions:
 
 def _bytes_of(tensors: Sequence[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _elements(parameter: Tensor) -> Tensor:
-    gradient = parameter.grad
-    return _zeros(parameter) if gradient is None else gradient.detach().reshape(-1)
-
-
-def _zeros(parameter: Tensor) -> Tensor:
-    return torch.zeros(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
