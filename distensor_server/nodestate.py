@@ -121,4 +121,11 @@ def _worker_gate(picture: Picture) -> Gate:
     if not limping:
         return Gate(gate="workers", open=True, reading="no worker in trouble")
     reading = "; ".join(f"{worker.worker_id} {worker.life.state.value} ({worker.life.last_exit})" for worker in limping)
-    return Gate(gate="workers", open=False, reading=reading)
+    broken = any(worker.life.state is WorkerState.BROKEN for worker in limping)
+    return Gate(
+        gate="workers",
+        open=False,
+        reading=reading,
+        limit="broken ones start again by `distensor retry`" if broken else "",
+        next_change_at=min((worker.retry_at for worker in limping if worker.retry_at is not None), default=None),
+    )

@@ -137,6 +137,9 @@ def test_gates_say_what_was_read_and_when_it_may_change() -> None:
     assert (devices.open, devices.reading) == (False, "0 of 1 usable; cuda: NVML error 999")
     assert (hub.open, hub.reading, hub.next_change_at) == (False, "offline: no hub answers", 50.0)
     assert (workers.open, workers.reading) == (False, "w_j_1_1_0 broken (killed by signal 9 (SIGKILL))")
+    assert workers.limit == "broken ones start again by `distensor retry`"
+    waiting = gates(picture(workers=(worker(S.BACKOFF, retry_at=70.0), worker(S.BACKOFF, rank=1, retry_at=60.0))))[-1]
+    assert (waiting.open, waiting.limit, waiting.next_change_at) == (False, "", 60.0)
 
 
 RUNNING = picture(
