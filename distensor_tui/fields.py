@@ -96,6 +96,9 @@ class Fields:
     def object(self, name: str) -> Fields:
         return Fields(self._raw.get(name) or {}, f"{self._path}.{name}", self._problems)
 
+    def is_object(self, name: str) -> bool:
+        return isinstance(self._raw.get(name), Mapping)
+
     def has(self, name: str) -> bool:
         return self._raw.get(name) is not None
 

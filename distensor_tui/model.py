@@ -107,6 +107,17 @@ class Device:
     memory_clock_mhz: float | None = None
     throttle: tuple[str, ...] | None = None
     processes: tuple[DeviceProcess, ...] | None = None
+    benchmark: DeviceBenchmark | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceBenchmark:
+    """What was measured at `at`; rates per second by name, or the reason why there is none."""
+
+    at: float
+    stale: bool
+    rates: Mapping[str, float]
+    missing: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

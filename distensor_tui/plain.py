@@ -7,6 +7,7 @@ from datetime import tzinfo
 
 from distensor_tui import format as fmt
 from distensor_tui.absence import Absence
+from distensor_tui.devicefacts import facts
 from distensor_tui.income import STANDINGS, Income, Ledger, Sum
 from distensor_tui.model import Device, Gate, Hub, HubState, Job, Snapshot, Worker
 
@@ -123,8 +124,24 @@ def _worker(worker: Worker) -> str:
 def _device(device: Device) -> str:
     if not device.usable:
         return f"device     {device.id}  {device.name}  not used: {device.reason or 'no reason given'}"
-    memory = fmt.memory_pair(device.memory_used, device.memory_total)
-    return f"device     {device.id}  {device.name}  {fmt.percent(device.utilization)}  memory {memory}"
+    parts = [
+        f"device     {device.id}",
+        device.name,
+        fmt.percent(device.utilization),
+        f"memory {fmt.memory_pair(device.memory_used, device.memory_total)}",
+    ]
+    if device.temperature_c is not None:
+        parts.append(f"{device.temperature_c:.0f} C")
+    if device.power_w is not None:
+        parts.append(f"{device.power_w:.0f} W")
+    if device.throttle:
+        parts.append(f"slowed by {', '.join(device.throttle)}")
+    return "  ".join(parts)
+
+
+def device_facts(device: Device, now: float) -> str:
+    """All that is known of one device, a fact a line."""
+    return "\n".join(f"{name:<14} {value}" for name, value in facts(device, now))
 
 
 def _earnings(snapshot: Snapshot) -> list[str]:

@@ -12,6 +12,7 @@ from distensor_tui.model import (
     Auth,
     AuthState,
     Device,
+    DeviceBenchmark,
     DeviceProcess,
     Earnings,
     Event,
@@ -130,6 +131,22 @@ def _device(f: Fields) -> Device:
         memory_clock_mhz=f.number("memory_clock_mhz"),
         throttle=f.texts("throttle") if f.has("throttle") else None,
         processes=tuple(_device_process(p) for p in f.objects("processes")) if f.has("processes") else None,
+        benchmark=_device_benchmark(f.object("benchmark")) if f.has("benchmark") else None,
+    )
+
+
+_RATES = tuple(f"{name}_{share}" for name in ("matmul_f32", "matmul_bf16", "memory") for share in ("p10", "p50"))
+
+
+def _device_benchmark(f: Fields) -> DeviceBenchmark:
+    names = (*_RATES, "disk_write", "disk_read")
+    missing = {name: f.object(name).text("unavailable") for name in names if f.is_object(name)}
+    rates = {name: f.number(name) for name in names if name not in missing}
+    return DeviceBenchmark(
+        at=f.number("at") or 0.0,
+        stale=f.flag("stale"),
+        rates={name: rate for name, rate in rates.items() if rate is not None},
+        missing=missing,
     )
 
 

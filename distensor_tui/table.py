@@ -68,9 +68,14 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         name="devices",
         group=Group.LOOK,
-        about="Show the devices, and the reason for each one that is not used.",
+        about="Show the devices with all their readings, and the reason for each one that is not used.",
         module="distensor_tui.commands.devices",
-        examples=(("distensor devices", "one device a line"), ("distensor devices --json", "for a script")),
+        examples=(
+            ("distensor devices", "one device a line"),
+            ("distensor devices cpu", "all that is known of one, and why the rest is not"),
+            ("distensor devices --benchmark", "measure how fast they are"),
+            ("distensor devices --json", "for a script"),
+        ),
         then="A device is missing? `distensor doctor` looks at drivers and permissions.",
     ),
     Verb(

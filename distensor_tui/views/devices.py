@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distensor_tui import format as fmt
-from distensor_tui.model import Device, DeviceProcess
+from distensor_tui.model import Device
 from distensor_tui.scene import Look, View
 from distensor_tui.text import Line, Span, Tone, fill, join, line, spread
 from distensor_tui.views.draw import Column, Panel, bar, paragraph, table
@@ -84,108 +84,83 @@ COLUMNS = (
     Column("device", least=6),
     Column("name", least=10),
     Column("kind"),
-    Column("state", least=8),
+    Column("state", least=10),
     Column("slots", right=True),
     Column("load", right=True),
     Column("memory", right=True),
     Column("temp", right=True),
     Column("power", right=True),
 )
+NARROW_CELLS = 90
+"""Below, kind and slots are left to the details."""
+WIDE_CELLS = 108
+"""From here on load and memory have a bar each."""
+BAR_CELLS = 10
+SHORT_ID = 12
+"""The first block of a UUID: enough to tell the cards of one machine apart; details and filter have all of it."""
 
 
-def page(view: View, size: int) -> list[Line]:
+def page(view: View, size: int, look: Look) -> list[Line]:
     """Header and one row per device."""
-    return table(COLUMNS, [_cells(device) for device in view.snapshot.devices or ()], size)
+    devices = view.snapshot.devices or ()
+    if size < NARROW_CELLS:
+        narrow = [i for i, column in enumerate(COLUMNS) if column.title not in ("kind", "slots")]
+        cells = [_cells(device, look) for device in devices]
+        return table([COLUMNS[i] for i in narrow], [[row[i] for i in narrow] for row in cells], size)
+    if size < WIDE_CELLS:
+        return table(COLUMNS, [_cells(device, look) for device in devices], size)
+    plain = table(COLUMNS, [_cells(device, look) for device in devices], size - 2 * (BAR_CELLS + 2))
+    titles = line((fill("load", BAR_CELLS + 2), Tone.DIM), (fill("memory", BAR_CELLS), Tone.DIM))
+    rows = [
+        (
+            *row,
+            Span("  "),
+            *_bar(device.utilization, device, look),
+            Span("  "),
+            *_bar(_memory_share(device), device, look),
+        )
+        for row, device in zip(plain[1:], devices, strict=True)
+    ]
+    return [(*plain[0], Span("  "), *titles), *rows]
 
 
-def _cells(device: Device) -> list[Span | str]:
-    state = Span("usable", Tone.GOOD) if device.usable else Span(_reason(device), Tone.WARN)
+def _bar(share: float | None, device: Device, look: Look) -> Line:
+    return bar(share, BAR_CELLS, look.glyphs) if device.usable else line(" " * BAR_CELLS)
+
+
+def _memory_share(device: Device) -> float | None:
+    return device.memory_used / device.memory_total if device.memory_used is not None and device.memory_total else None
+
+
+def _cells(device: Device, look: Look) -> list[Span | str]:
     return [
-        Span(device.id, Tone.STRONG),
+        Span(short_id(device.id), Tone.STRONG),
         device.name,
         device.kind,
-        state,
+        state(device, look),
         f"{len(device.workers)}/{device.slots}",
         fmt.percent(device.utilization),
         fmt.memory_pair(device.memory_used, device.memory_total),
-        "-" if device.temperature_c is None else f"{device.temperature_c:.0f} C",
+        _temperature(device),
         "-" if device.power_w is None else f"{device.power_w:.0f} W",
     ]
 
 
-def detail(device: Device) -> list[tuple[str, str]]:
-    """Everything that is known of one device; what is not says why."""
-    readings = [(name, value) for name, value in _readings(device) if value]
-    missing = [(_WORDS.get(name, name), f"not available: {why}") for name, why in sorted(device.unavailable.items())]
-    return [*_identity(device), *readings, *_processes(device), *missing]
+def short_id(device_id: str) -> str:
+    return device_id[:SHORT_ID] if device_id.startswith(("GPU-", "MIG-")) else device_id
 
 
-_WORDS = {
-    "bus": "bus",
-    "clock_limit_mhz": "clock limit",
-    "clock_mhz": "clock",
-    "energy_j": "energy",
-    "memory_clock_mhz": "memory clock",
-    "memory_total": "memory total",
-    "memory_used": "memory used",
-    "power_limit_w": "power limit",
-    "power_w": "power",
-    "temperature_c": "temperature",
-    "temperature_limit_c": "heat limit",
-    "utilization": "load",
-}
-"""Names of readings as people say them; the others are words already."""
+def state(device: Device, look: Look) -> Span:
+    """Glyph, word and colour; the reason when it is not used."""
+    if not device.usable:
+        return Span(f"{look.glyphs.no} {_reason(device)}", Tone.BAD if device.fault else Tone.WARN)
+    if device.throttle:
+        return Span(f"{look.glyphs.warn} slowed", Tone.WARN)
+    word = "in use" if device.workers else "ready"
+    return Span(f"{look.glyphs.ok} {word}", Tone.GOOD)
 
 
-def _identity(device: Device) -> list[tuple[str, str]]:
-    facts = [
-        ("device", device.id),
-        ("name", device.name),
-        ("kind", device.kind),
-        ("usable", "yes" if device.usable else f"no: {_reason(device)}"),
-        ("slots", f"{len(device.workers)} of {device.slots} taken"),
-        ("workers", ", ".join(device.workers) or "none"),
-    ]
-    if device.parent:
-        facts.append(("part of", f"{device.parent}, profile {device.profile or 'unknown'}"))
-    return [*facts, *((name, value) for name, value in device.facts.items())]
-
-
-def _readings(device: Device) -> list[tuple[str, str]]:
-    """Empty texts where there is no reading: the reasons stand elsewhere."""
-    shared = " (the machine's own)" if device.unified_memory else ""
-    return [
-        ("load", "" if device.utilization is None else fmt.percent(device.utilization)),
-        (
-            "memory",
-            "" if device.memory_total is None else fmt.memory_pair(device.memory_used, device.memory_total) + shared,
-        ),
-        ("temperature", _with_limit(device.temperature_c, device.temperature_limit_c, "C", "slows down at")),
-        ("power", _with_limit(device.power_w, device.power_limit_w, "W", "limit")),
-        ("clock", _with_limit(device.clock_mhz, device.clock_limit_mhz, "MHz", "at most")),
-        ("memory clock", "" if device.memory_clock_mhz is None else f"{device.memory_clock_mhz:.0f} MHz"),
-        ("fan", "" if device.fan is None else fmt.percent(device.fan)),
-        ("energy", "" if device.energy_j is None else f"{device.energy_j / 3.6e6:.2f} kWh since the driver was loaded"),
-        ("held back by", "" if device.throttle is None else ", ".join(device.throttle) or "nothing"),
-    ]
-
-
-def _with_limit(value: float | None, limit: float | None, unit: str, words: str) -> str:
-    if value is None:
-        return ""
-    return f"{value:.0f} {unit}" + ("" if limit is None else f" ({words} {limit:.0f} {unit})")
-
-
-def _processes(device: Device) -> list[tuple[str, str]]:
-    if device.processes is None:
-        return []
-    return [("process", _process(process)) for process in device.processes] or [("process", "none")]
-
-
-def _process(process: DeviceProcess) -> str:
-    parts = [f"{process.pid} {process.name or '?'}", process.owner, process.type]
-    if process.memory is not None:
-        parts.append(fmt.memory(process.memory))
-    if process.utilization is not None:
-        parts.append(fmt.percent(process.utilization))
-    return "  ".join(parts)
+def _temperature(device: Device) -> Span | str:
+    if device.temperature_c is None:
+        return "-"
+    return Span(f"{device.temperature_c:.0f} C", Tone.WARN if device.temperature_c >= HOT_C else Tone.TEXT)

@@ -393,3 +393,41 @@ def test_a_closed_stream_is_no_terminal() -> None:
     stream = io.StringIO()
     stream.close()
     assert not fit_for_dashboard({"TERM": "xterm"}, (stream,))
+
+
+def test_all_that_is_known_of_one_device(
+    server: fake.FakeSupervisor, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["devices", "gpu0", "--socket", str(path)]) == 0
+    assert "power          318 W (limit 450 W)" in capsys.readouterr().out
+    assert main(["devices", "gpu0", "--json", "--socket", str(path)]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["devices"]
+    assert row["id"] == "gpu0"
+    assert main(["devices", "tpu", "--socket", str(path)]) == 69
+    assert "devices: gpu0, cpu" in capsys.readouterr().err
+
+
+def test_a_benchmark_is_waited_for(server: fake.FakeSupervisor, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def measure(request: dict[str, Any]) -> dict[str, Any]:
+        rows = [
+            {**row, "benchmark": {"at": fake.NOW, "stale": False, "memory_p10": 8e9, "memory_p50": 9e9}}
+            for row in server.data["devices"]
+        ]
+        asyncio.get_running_loop().call_soon(lambda: server.push(earnings=fake.earnings()))
+        asyncio.get_running_loop().call_soon(lambda: server.push(devices=rows))
+        return {"ok": True, "result": {"devices": ["gpu0", "cpu"]}}
+
+    server.respond = measure
+    assert main(["devices", "--benchmark", "--socket", str(path)]) == 0
+    assert capsys.readouterr().out.count("9 GB/s (at least 8 GB/s in 9 of 10 runs)") == 2
+    assert server.requests[-1]["params"] == {}
+
+
+def test_a_benchmark_beside_a_worker_is_refused_with_the_reason(
+    server: fake.FakeSupervisor, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = {"code": "busy", "message": "a worker runs", "fix": "ask again when no job runs"}
+    server.respond = lambda _request: {"ok": False, "error": error}
+    assert main(["devices", "cpu", "--benchmark", "--socket", str(path)]) == 69
+    assert "ask again when no job runs" in capsys.readouterr().err
+    assert server.requests[-1]["params"] == {"device": "cpu"}

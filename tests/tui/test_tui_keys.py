@@ -101,6 +101,8 @@ def test_enter_drills_down_and_escape_goes_back() -> None:
     ui, _ = steps("enter")
     assert ui.place == Place(screen=Screen.JOBS)
     ui, _ = steps("6 down enter")
+    assert ui.place.path == ("cpu",)
+    ui, _ = steps("escape escape 7 enter", ui)
     assert ui.dialog is not None
     assert ui.dialog.title == "Details"
     ui, _ = steps("escape escape", ui)
