@@ -30,11 +30,13 @@ class Connected:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkBytes:
-    """Bytes since the worker's start, to and from one peer."""
+    """Bytes since the worker's start, to and from one peer; the round trip, and how long ago it was measured."""
 
     peer: int
     sent: int
     received: int
+    rtt_ms: float | None = None
+    rtt_age_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +139,13 @@ def _link(value: Any) -> LinkBytes:
     peer = value.get("peer")
     if not isinstance(peer, int) or isinstance(peer, bool) or peer < -1:
         raise ValueError(f"peer {peer!r:.20}, expected a rank or -1")
-    return LinkBytes(peer=peer, sent=_integer(value, "sent"), received=_integer(value, "received"))
+    return LinkBytes(
+        peer=peer,
+        sent=_integer(value, "sent"),
+        received=_integer(value, "received"),
+        rtt_ms=_optional(value, "rtt_ms", _seconds),
+        rtt_age_s=_optional(value, "rtt_age_s", _seconds),
+    )
 
 
 def _claim(fields: Mapping[str, Any]) -> Claim:

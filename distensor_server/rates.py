@@ -15,13 +15,16 @@ STALE_SECONDS = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkRate:
-    """Counters and rates of the link to `peer`; a rate is None while it is not known."""
+    """Counters and rates of the link to `peer`; a rate or round trip is None while it is not known."""
 
     peer: int
     sent: int
     received: int
     sent_rate: float | None
     received_rate: float | None
+    rtt_ms: float | None = None
+    rtt_age_s: float | None = None
+    """How long ago the round trip was measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +32,8 @@ class _Sample:
     at: float
     sent: int
     received: int
+    rtt_ms: float | None
+    rtt_at: float | None
 
 
 class LinkMeter:
@@ -47,7 +52,8 @@ class LinkMeter:
         samples = self._samples.setdefault(link.peer, deque())
         if samples and (link.sent < samples[-1].sent or link.received < samples[-1].received):
             samples.clear()
-        samples.append(_Sample(at=now, sent=link.sent, received=link.received))
+        measured = None if link.rtt_age_s is None else now - link.rtt_age_s
+        samples.append(_Sample(at=now, sent=link.sent, received=link.received, rtt_ms=link.rtt_ms, rtt_at=measured))
         # The newest sample that is at least a window old stays as the base of the rate.
         while len(samples) > 2 and now - samples[1].at >= WINDOW_SECONDS:
             samples.popleft()
@@ -66,4 +72,6 @@ def _rate(peer: int, samples: deque[_Sample], now: float) -> LinkRate:
         received=last.received,
         sent_rate=(last.sent - first.sent) / span if known else None,
         received_rate=(last.received - first.received) / span if known else None,
+        rtt_ms=last.rtt_ms,
+        rtt_age_s=None if last.rtt_at is None else max(0.0, now - last.rtt_at),
     )

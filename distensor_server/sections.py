@@ -164,6 +164,9 @@ def _links(worker: WorkerView) -> list[Section]:
             "received": link.received,
             "sent_rate": rounded(link.sent_rate, 0),
             "received_rate": rounded(link.received_rate, 0),
+            "rtt_ms": rounded(link.rtt_ms, 2),
+            # In steps of ten seconds, so that a link on which nothing happens makes no news.
+            "rtt_age_s": None if link.rtt_age_s is None else link.rtt_age_s // 10 * 10,
         }
         for link in worker.links
     ]

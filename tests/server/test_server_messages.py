@@ -37,7 +37,10 @@ PROGRESS: dict[str, Any] = {
     "compute_s": 0.1,
     "sync_s": 0,
     "wait_s": 0.0,
-    "links": [{"peer": -1, "sent": 5, "received": 7}],
+    "links": [
+        {"peer": -1, "sent": 5, "received": 7},
+        {"peer": 1, "sent": 5, "received": 7, "rtt_ms": 41.5, "rtt_age_s": 2},
+    ],
     "rss": 1000,
 }
 
@@ -64,7 +67,10 @@ def test_every_message_of_the_protocol() -> None:
         compute_s=0.1,
         sync_s=0.0,
         wait_s=0.0,
-        links=(LinkBytes(peer=-1, sent=5, received=7),),
+        links=(
+            LinkBytes(peer=-1, sent=5, received=7),
+            LinkBytes(peer=1, sent=5, received=7, rtt_ms=41.5, rtt_age_s=2.0),
+        ),
         rss=1000,
     )
 

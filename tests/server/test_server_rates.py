@@ -54,3 +54,14 @@ def test_a_constant_stream_has_its_rate(interval: float, per_step: int, count: i
 def test_memory_is_bounded() -> None:
     built = meter(*((n * 0.5, n, n) for n in range(10_000)))
     assert len(built._samples[-1]) < 10
+
+
+def test_a_round_trip_grows_old_until_the_next_one() -> None:
+    built = LinkMeter()
+    built.update([LinkBytes(peer=2, sent=0, received=0, rtt_ms=41.5, rtt_age_s=1.5)], 10.0)
+    (rate,) = built.rates(13.0)
+    assert (rate.rtt_ms, rate.rtt_age_s) == (41.5, 4.5)
+    built.update([LinkBytes(peer=2, sent=9, received=9, rtt_ms=12.0, rtt_age_s=0.0)], 14.0)
+    assert built.rates(14.0)[0].rtt_ms == 12.0
+    built.update([LinkBytes(peer=2, sent=0, received=0)], 15.0)
+    assert (built.rates(15.0)[0].rtt_ms, built.rates(15.0)[0].rtt_age_s) == (None, None), "a new process"

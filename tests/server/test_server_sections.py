@@ -146,7 +146,11 @@ RUNNING = picture(
     workers=(
         worker(
             progress=progress(4),
-            links=(LinkRate(peer=-1, sent=10, received=20, sent_rate=1.26, received_rate=None),),
+            links=(
+                LinkRate(
+                    peer=-1, sent=10, received=20, sent_rate=1.26, received_rate=None, rtt_ms=3.251, rtt_age_s=29.0
+                ),
+            ),
         ),
         worker(
             S.EXITED, rank=1, pid=None, rss=None, last_exit="killed by signal 9 (SIGKILL)", progress=progress(5, None)
@@ -246,7 +250,18 @@ def test_all_sections_word_for_word() -> None:
                 {"rank": 0, "node_id": "n_1", "node": "node-1", "dp": 0, "tp": 0, "pp": 0, "cp": 0, "mine": True},
                 {"rank": 1, "node_id": "n_2", "node": "node-2", "dp": 0, "tp": 0, "pp": 1, "cp": 0, "mine": True},
             ],
-            "links": [{"from": 0, "to": -1, "sent": 10, "received": 20, "sent_rate": 1.0, "received_rate": None}],
+            "links": [
+                {
+                    "from": 0,
+                    "to": -1,
+                    "sent": 10,
+                    "received": 20,
+                    "sent_rate": 1.0,
+                    "received_rate": None,
+                    "rtt_ms": 3.25,
+                    "rtt_age_s": 20.0,
+                }
+            ],
             "units": 7,
         }
     ]

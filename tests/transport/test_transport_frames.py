@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distensor.core.clock import SYSTEM_CLOCK
 from distensor.core.errors import FrameError
 from distensor.transport import Channel, FrameLimits, Tag
 from distensor.transport.frames import MAGIC, PREFIX_SIZE, VERSION, FrameKind, decode_prefix, encode_prefix
@@ -174,7 +175,7 @@ def test_limits_of_the_sender_come_before_the_wire() -> None:
     from distensor.transport.mailbox import Mailbox
 
     ours, theirs = socket.socketpair()
-    link = PeerLink(1, 1, ours, theirs, Mailbox(queued_limit=10), LIMITS, lambda *_: None)  # type: ignore[arg-type]
+    link = PeerLink(1, 1, ours, theirs, Mailbox(queued_limit=10), LIMITS, lambda *_: None, SYSTEM_CLOCK)  # type: ignore[arg-type]
     with pytest.raises(FrameError, match="send it in parts"):
         link.send(Tag(Channel.P2P), b"", [bytes(LIMITS.body + 1)])
     with pytest.raises(FrameError, match="send it in parts"):

@@ -309,7 +309,7 @@ def rogue(authority: Authority, address: Address) -> tuple[ssl.SSLSocket, ssl.SS
     lanes = []
     for lane in Lane:
         tls = client_context(authority.place(0)).wrap_socket(connect(address))
-        WireWriter(tls, 1).signal(FrameKind.HELLO, slot=lane)
+        WireWriter(tls, 1).signal(FrameKind.HELLO, tag=Tag(Channel.META, slot=lane))
         prefix, _, _ = WireReader(tls, 1, FrameLimits()).frame()
         assert prefix.kind is FrameKind.WELCOME
         lanes.append(tls)

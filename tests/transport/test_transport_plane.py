@@ -136,7 +136,9 @@ def test_statistics_are_what_the_socket_took(authority: Authority) -> None:
         planes[0].send(1, Tag(Channel.P2P), b"12345", [bytes(1_000_000)]).wait(5)
         planes[1].recv(0, Tag(Channel.P2P), 5)
         sent, received = planes[0].stats()[1], planes[1].stats()[0]
-    assert sent.bytes_sent == received.bytes_received == 1_000_000 + 5 + 48
+    # On a slow machine the first keep-alive and its answer are among them, 48 bytes each.
+    for counted in (sent.bytes_sent, received.bytes_received):
+        assert counted - (1_000_000 + 5 + 48) in (0, 48, 96)
     assert (sent.messages_sent, received.messages_received) == (1, 1)
 
 

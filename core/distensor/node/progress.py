@@ -76,11 +76,18 @@ class ProgressReporter:
         rss = self._process.memory_info().rss
         self._emitter.emit("progress", **self._figures, links=self.links(), rss=rss)
 
-    def links(self) -> list[dict[str, int]]:
-        """Bytes so far to and from each peer, as counted on the sockets."""
+    def links(self) -> list[dict[str, float | None]]:
+        """Bytes so far to and from each peer, as counted on the sockets; the round trip and how old it is."""
         if self._plane is None:
             return []
+        now = self._clock.monotonic()
         return [
-            {"peer": peer, "sent": stats.bytes_sent, "received": stats.bytes_received}
+            {
+                "peer": peer,
+                "sent": stats.bytes_sent,
+                "received": stats.bytes_received,
+                "rtt_ms": None if stats.rtt_seconds is None else round(1000 * stats.rtt_seconds, 3),
+                "rtt_age_s": None if stats.rtt_at is None else round(max(0.0, now - stats.rtt_at), 1),
+            }
             for peer, stats in sorted(self._plane.stats().items())
         ]

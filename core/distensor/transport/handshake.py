@@ -14,7 +14,7 @@ from enum import IntEnum
 from distensor.core.errors import FrameError, HandshakeError
 from distensor.transport.frames import PREFIX_SIZE, FrameKind
 from distensor.transport.identity import check_identity, peer_identity
-from distensor.transport.types import FrameLimits, PeerId, peer_name
+from distensor.transport.types import Channel, FrameLimits, PeerId, Tag, peer_name
 from distensor.transport.wire import WireClosedError, WireReader, WireWriter
 
 _LIMITS = FrameLimits(header=1024, body=0, queued=0)
@@ -49,7 +49,7 @@ def secure_dialed(
         undo.callback(tls.close)
         _shake(tls)
         _check(tls, me=me, expected=expected)
-        WireWriter(tls, me.epoch).signal(FrameKind.HELLO, slot=lane)
+        WireWriter(tls, me.epoch).signal(FrameKind.HELLO, tag=Tag(Channel.META, slot=lane))
         _await_welcome(tls, me)
         undo.pop_all()
     return tls

@@ -11,6 +11,8 @@ from distensor.transport.link import OnLost, PeerLink
 
 ROUNDS = 3
 """Rounds per `silent` interval: a keep-alive in each, and a peer is lost after this many without a byte."""
+FIRST_SECONDS = 0.5
+"""The first round comes early, so that round trips are known before a short job is over."""
 STUCK_ROUNDS = 10 * ROUNDS
 """Rounds in which a peer talks but takes nothing: it may be too busy to read, or the network is broken one way."""
 
@@ -62,7 +64,10 @@ class Keeper:
         self._vigil = Vigil()
 
     def run(self) -> None:
-        while not self._stopped.wait(self._silent / ROUNDS):
+        every = self._silent / ROUNDS
+        wait = min(FIRST_SECONDS, every)
+        while not self._stopped.wait(wait):
+            wait = every
             for rank, link in self._links().items():
                 self._visit(rank, link)
 

@@ -9,9 +9,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from distensor.core.clock import Clock
 from distensor.core.errors import FrameError, PeerLostError, TransportTimeoutError
 from distensor.transport.frames import FrameKind, encode_prefix
 from distensor.transport.mailbox import Mailbox
+from distensor.transport.round_trips import RoundTrips, answering, question_in
 from distensor.transport.types import Buffer, FrameLimits, LinkStats, Message, Tag, peer_name
 from distensor.transport.wire import WireReader, WireWriter, cut_off
 
@@ -74,6 +76,8 @@ class _Outgoing:
     kind: FrameKind
     head: bytes = b""
     buffers: Sequence[memoryview] = ()
+    answers: int | None = None
+    """Of a keep-alive: the peer's number that it brings back; None asks for one of ours."""
 
 
 OnLost = Callable[[int, str, bool], None]
@@ -91,6 +95,10 @@ class PeerLink:
     mailbox: Mailbox
     limits: FrameLimits
     on_lost: OnLost
+    clock: Clock
+    _trips: RoundTrips = field(init=False, default_factory=RoundTrips)
+    _answering: bool = field(init=False, default=False)
+    """An answer is queued: a peer that asks faster than we send gets no second one."""
     _writer: WireWriter = field(init=False)
     _reader: WireReader = field(init=False)
     _queue: deque[_Outgoing] = field(init=False, default_factory=deque)
@@ -181,6 +189,8 @@ class PeerLink:
             bytes_received=self._reader.bytes_received,
             messages_sent=self._writer.messages_sent,
             messages_received=self._reader.messages_received,
+            rtt_seconds=self._trips.shortest,
+            rtt_at=self._trips.last_at,
         )
 
     def end(self, reason: str) -> None:
@@ -225,10 +235,19 @@ class PeerLink:
     def _send_one(self, item: _Outgoing) -> None:
         if item.kind is FrameKind.DATA:
             self._writer.data(item.head, item.buffers)
+        elif item.kind is FrameKind.KEEP_ALIVE:
+            self._signal_life(item.answers)
         else:
             self._writer.signal(item.kind)
         if item.handle is not None:
             item.handle.finish()
+
+    def _signal_life(self, answers: int | None) -> None:
+        if answers is None:
+            self._writer.signal(FrameKind.KEEP_ALIVE, tag=self._trips.ask(self.clock.monotonic()))
+        else:
+            self._answering = False
+            self._writer.signal(FrameKind.KEEP_ALIVE, tag=answering(answers))
 
     def _fail_queued(self, current: _Outgoing | None) -> None:
         with self._wake:
@@ -261,8 +280,21 @@ class PeerLink:
         prefix, header, body = self._reader.frame()
         if prefix.kind is FrameKind.DATA:
             self.mailbox.put(self.rank, prefix.tag, Message(header, body))
-        elif prefix.kind is not FrameKind.KEEP_ALIVE:
+        elif prefix.kind is FrameKind.KEEP_ALIVE:
+            self._heard_life(prefix.tag)
+        else:
             if prefix.kind is FrameKind.GOODBYE:
                 return False
             raise FrameError(f"a {prefix.kind.name} frame after the handshake")
         return True
+
+    def _heard_life(self, tag: Tag) -> None:
+        self._trips.heard(tag, self.clock.monotonic())
+        number = question_in(tag)
+        if number is None:
+            return
+        with self._wake:
+            if not self._answering and self._ended is None:
+                self._answering = True
+                self._queue.append(_Outgoing(None, FrameKind.KEEP_ALIVE, answers=number))
+                self._wake.notify()

@@ -228,7 +228,7 @@ class DataPlane:
         thread.start()
 
     def _add_link(self, rank: int, outbound: ssl.SSLSocket, inbound: ssl.SSLSocket) -> None:
-        link = PeerLink(rank, self.me.epoch, outbound, inbound, self._mailbox, self._limits, self._lose)
+        link = PeerLink(rank, self.me.epoch, outbound, inbound, self._mailbox, self._limits, self._lose, self._clock)
         with self._changed:
             self._links = {**self._links, rank: link}
             link.start()

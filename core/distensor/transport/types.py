@@ -107,12 +107,18 @@ class FrameLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkStats:
-    """What went over the sockets to and from one peer, framing included."""
+    """What went over the sockets to and from one peer, framing included.
+
+    `rtt_seconds` is the shortest of the last few round trips of keep-alives; `rtt_at` is the monotonic time of the last
+    one. Both are None until one came back: a peer of an older version sends none back.
+    """
 
     bytes_sent: int
     bytes_received: int
     messages_sent: int
     messages_received: int
+    rtt_seconds: float | None = None
+    rtt_at: float | None = None
 
 
 Peers: TypeAlias = Mapping[int, Address]

@@ -45,9 +45,9 @@ class WireWriter:
         self.bytes_sent = 0
         self.messages_sent = 0
 
-    def signal(self, kind: FrameKind, text: bytes = b"", slot: int = 0) -> None:
+    def signal(self, kind: FrameKind, text: bytes = b"", tag: Tag = NO_TAG) -> None:
         """A frame that is about the connection itself."""
-        self._write(encode_prefix(kind, self._epoch, Tag(Channel.META, slot=slot), len(text), 0) + text)
+        self._write(encode_prefix(kind, self._epoch, tag, len(text), 0) + text)
 
     def data(self, prefix_and_header: bytes, buffers: Sequence[memoryview]) -> None:
         size = len(prefix_and_header) + sum(len(buffer) for buffer in buffers)
