@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,21 +16,36 @@ FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
 class OwnLog(Feature):
-    """Writes what is logged into `server.log`, unless journald has it already."""
+    """Writes what is logged into `server.log`, unless journald has it already.
 
-    def __init__(self, node: Node) -> None:
+    Where standard error is a plain file too (nohup, say), nobody bounds that one: then it gets no more lines.
+    """
+
+    def __init__(self, node: Node, *, stderr: int = 2) -> None:
         self._node = node
+        self._stderr = stderr
         self._handler: FileHandler | None = None
+        self._silenced: list[logging.Handler] = []
 
     def open(self) -> None:
         if under_journald(self._node.environment):
             return
         self._handler = FileHandler(self._node.state.own_log, max_bytes=self._node.settings.log_bytes)
-        logging.getLogger().addHandler(self._handler)
+        root = logging.getLogger()
+        root.addHandler(self._handler)
+        if is_plain_file(self._stderr):
+            root.info("the log goes on in %s", self._node.state.own_log)
+            self._silenced = [handler for handler in root.handlers if _writes_to(handler, self._stderr)]
+        for handler in self._silenced:
+            root.removeHandler(handler)
 
     def close(self) -> None:
         if self._handler is not None:
-            logging.getLogger().removeHandler(self._handler)
+            root = logging.getLogger()
+            for handler in self._silenced:
+                root.addHandler(handler)
+            self._silenced = []
+            root.removeHandler(self._handler)
             self._handler.close()
             self._handler = None
 
@@ -48,6 +64,23 @@ class FileHandler(logging.Handler):
     def close(self) -> None:
         self._file.close()
         super().close()
+
+
+def is_plain_file(fd: int) -> bool:
+    """Whether what is written there grows a file on a disk."""
+    try:
+        return stat.S_ISREG(os.fstat(fd).st_mode)
+    except OSError:
+        return False
+
+
+def _writes_to(handler: logging.Handler, fd: int) -> bool:
+    """Errors alone are few and may stay."""
+    try:
+        chatty = isinstance(handler, logging.StreamHandler) and handler.level < logging.ERROR
+        return chatty and handler.stream.fileno() == fd
+    except (OSError, ValueError, AttributeError):  # a stream without a descriptor, or a closed one
+        return False
 
 
 def under_journald(environment: Mapping[str, str], stderr: int = 2) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import signal
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from server_fakes import AsyncClient, events, eventually, own_worker, start_job, state_of, supervisor_running
@@ -16,7 +18,7 @@ from server_fakes import AsyncClient, events, eventually, own_worker, start_job,
 from distensor.core.control import WorkerState
 from distensor_server import logfiles, receipts, statedir
 from distensor_server.logfiles import RotatingFile
-from distensor_server.ownlog import FileHandler, under_journald
+from distensor_server.ownlog import FileHandler, OwnLog, under_journald
 from distensor_server.statedir import StateDirectory, write_json
 
 
@@ -145,8 +147,6 @@ def test_a_log_without_its_directory_is_no_error(tmp_path: Path) -> None:
 
 
 def test_the_own_log_is_bounded_and_takes_any_text(tmp_path: Path) -> None:
-    import logging
-
     handler = FileHandler(tmp_path / "server.log", max_bytes=300, keep=3)
     for number in range(50):
         record = logging.LogRecord("x", logging.INFO, "f", 1, "line %d \udcff é", (number,), None)
@@ -166,6 +166,29 @@ def test_the_journal_is_known_by_the_stream_not_by_the_variable(tmp_path: Path) 
         assert not under_journald({"JOURNAL_STREAM": "8:1"}, file.fileno())
         assert not under_journald({}, file.fileno())
     assert not under_journald(right, 999)
+
+
+def test_a_plain_file_as_standard_error_gets_no_more_lines(tmp_path: Path) -> None:
+    """Nobody bounds that one."""
+    state = StateDirectory(tmp_path)
+    node = SimpleNamespace(environment={}, state=state, settings=SimpleNamespace(log_bytes=1000))
+    root = logging.getLogger()
+    level = root.level
+    with (tmp_path / "service.log").open("w") as stderr:
+        handler = logging.StreamHandler(stderr)
+        root.addHandler(handler)
+        root.setLevel(logging.INFO)
+        try:
+            own = OwnLog(cast(Any, node), stderr=stderr.fileno())
+            own.open()
+            root.info("only in one place")
+            own.close()
+            root.info("the last words")
+        finally:
+            root.removeHandler(handler)
+            root.setLevel(level)
+    assert (tmp_path / "service.log").read_text() == f"the log goes on in {state.own_log}\nthe last words\n"
+    assert "only in one place" in state.own_log.read_text()
 
 
 @pytest.mark.asyncio
