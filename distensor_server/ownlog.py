@@ -76,9 +76,10 @@ def is_plain_file(fd: int) -> bool:
 
 def _writes_to(handler: logging.Handler, fd: int) -> bool:
     """Errors alone are few and may stay."""
+    if not isinstance(handler, logging.StreamHandler) or handler.level >= logging.ERROR:
+        return False
     try:
-        chatty = isinstance(handler, logging.StreamHandler) and handler.level < logging.ERROR
-        return chatty and handler.stream.fileno() == fd
+        return bool(handler.stream.fileno() == fd)
     except (OSError, ValueError, AttributeError):  # a stream without a descriptor, or a closed one
         return False
 
