@@ -204,24 +204,16 @@ def _print_line(message: Mapping[str, Any]) -> None:
 def _devices(arguments: argparse.Namespace) -> int:
     from distensor_server.devices.detect import Detector
     from distensor_server.devices.host import Host, cpu_device, cpu_name
+    from distensor_server.devicesection import device_section
 
     sample = Host().sample()
     found = asyncio.run(Detector().accelerators(sample.memory))
     cpu = cpu_device(sample, slots=DEFAULT_CPU_WORKERS, name=cpu_name())
-    infos = [device.info() for device in (*found, cpu)]
+    devices = (*found, cpu)
     if arguments.json:
-        rows = [
-            {
-                "id": info.device_id,
-                "kind": info.kind.value,
-                "name": info.name,
-                "slots": info.slots,
-                "reason": info.unusable,
-            }
-            for info in infos
-        ]
+        rows = [device_section(device, (), frozenset()) for device in devices]
         print(json.dumps({"v": 1, "devices": rows}))
         return ExitCode.OK
-    for info in infos:
-        print(f"{info.device_id:<12} {info.name}: {info.unusable or 'can be used'}")
+    for device in devices:
+        print(f"{device.device_id:<12} {device.name}: {device.unusable or 'can be used'}")
     return ExitCode.OK

@@ -170,6 +170,8 @@ FAMILIES: Sequence[Family] = (
     _gauge("device_temperature_celsius", "Temperature of the device.", _devices("temperature_c")),
     _gauge("device_power_watts", "Power drawn by the device.", _devices("power_w")),
     _gauge("device_power_limit_watts", "Power limit of the device.", _devices("power_limit_w")),
+    _counter("device_energy_joules", "Energy since the driver was loaded.", _devices("energy_j")),
+    _gauge("device_clock_megahertz", "Clock of the device.", _devices("clock_mhz")),
     _gauge("workers", "Workers in each state.", _workers_by_state),
     _counter("worker_restarts", "Restarts of a worker that runs now.", _workers("restarts")),
     _gauge("worker_failures", "Failures in a row of a worker that runs now.", _workers("failures")),

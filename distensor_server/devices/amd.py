@@ -10,7 +10,7 @@ from distensor.core.control import DeviceKind
 from distensor.core.ids import DeviceId
 from distensor.core.reading import Unavailable
 from distensor_server.devices.answers import Answer, number, torch_reason, word, words
-from distensor_server.devices.model import Device, lost, unread, with_readings
+from distensor_server.devices.model import Device, cannot_choose, lost, unread, with_readings
 from distensor_server.devices.processes import processes_of
 
 _NUMBERS = (
@@ -42,14 +42,7 @@ def rocm_devices(answer: Answer, torch: Answer) -> tuple[Device, ...]:
     found = _listed(answer)
     reason = _KFD.get(str(answer.get("kfd"))) or torch_reason(torch, "rocm")
     meant = not isinstance(torch, Unavailable) and bool(torch.get("rocm_build"))
-    return tuple(_with_verdict(device, _cannot_choose(device, found) or reason, fault=meant) for device in found)
-
-
-def _cannot_choose(device: Device, all_devices: Sequence[Device]) -> str | None:
-    """A worker gets its GPU by UUID; without one it could get any of them."""
-    if not isinstance(device.uuid, Unavailable) or len(all_devices) == 1:
-        return None
-    return f"it cannot be told from the other AMD GPUs: {device.uuid.reason}"
+    return tuple(_with_verdict(device, cannot_choose(device, found) or reason, fault=meant) for device in found)
 
 
 def _with_verdict(device: Device, reason: str | None, *, fault: bool) -> Device:

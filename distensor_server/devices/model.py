@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -150,6 +150,13 @@ def lost(device: Device, reason: str) -> Device:
     """The same device when it has gone: a fault, and no reading of the past is shown as one of now."""
     gone = Unavailable(reason=reason)
     return replace(with_readings(device, dict.fromkeys(MOMENTARY, gone)), unusable=reason, fault=True)
+
+
+def cannot_choose(device: Device, family: Sequence[Device]) -> str | None:
+    """A worker gets its GPU by UUID, whatever the order of this boot; without one it could get any of the family."""
+    if not isinstance(device.uuid, Unavailable) or len(family) == 1:
+        return None
+    return f"it cannot be told from the other GPUs: {device.uuid.reason}"
 
 
 def foreign_processes(device: Device, own_pids: Set[int]) -> Reading[tuple[DeviceProcess, ...]]:

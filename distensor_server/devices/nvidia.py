@@ -11,7 +11,7 @@ from distensor.core.ids import DeviceId
 from distensor.core.reading import Reading, Unavailable
 from distensor_server.devices.answers import Answer, error_text, number, torch_reason, word, words
 from distensor_server.devices.host import HostMemory
-from distensor_server.devices.model import Device, lost, unread, with_readings
+from distensor_server.devices.model import Device, cannot_choose, lost, unread, with_readings
 from distensor_server.devices.nvml import LIBRARY_NOT_FOUND
 from distensor_server.devices.processes import processes_of
 
@@ -49,7 +49,7 @@ def cuda_devices(nvml: Answer, torch: Answer, memory: HostMemory) -> tuple[Devic
     if not found:
         return (_no_cuda("NVML is there but lists no device", fault=False),)
     reason = torch_reason(torch, "cuda")
-    return tuple(_with_verdict(device, reason) for device in found)
+    return tuple(_with_verdict(device, cannot_choose(device, found) or reason) for device in found)
 
 
 def _with_verdict(device: Device, reason: str | None) -> Device:

@@ -109,7 +109,7 @@ def test_cards_without_an_id_are_not_mixed_up(tmp_path: Path) -> None:
         (root / CARD.replace("card0", card) / "unique_id").unlink()
     one, other = detect(root)
     assert {one.device_id, other.device_id} == {"rocm:0000:08:00.0", "rocm:0000:09:00.0"}
-    assert "cannot be told from the other" in (one.unusable or "")
+    assert "cannot be told from the other GPUs" in (one.unusable or "")
     (root / CARD.replace("card0", "card1") / "vendor").write_text("0x8086\n")
     (alone,) = detect(root)
     assert alone.unusable is None

@@ -200,3 +200,5 @@ def test_the_devices_command_prints_json() -> None:
     )
     rows = json.loads(done.stdout)["devices"]
     assert rows[-1]["id"] == "cpu"
+    assert rows[-1]["memory_total"] > 0
+    assert all(isinstance(reason, str) for reason in rows[-1]["unavailable"].values())

@@ -181,3 +181,10 @@ def test_closing_survives_a_driver_that_is_gone() -> None:
     session.close()
     with pytest.raises(NVMLError):
         nvml.nvmlShutdown()
+
+
+def test_gpus_without_a_uuid_are_not_mixed_up() -> None:
+    without = {"nvmlDeviceGetUUID": NOT_SUPPORTED}
+    assert [device.unusable for device in detect(FakeNvml(errors=without))] == [None]
+    for device in detect(FakeNvml(count=2, errors=without)):
+        assert "cannot be told from the other GPUs: NVML: not supported" in (device.unusable or "")

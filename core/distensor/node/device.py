@@ -10,6 +10,9 @@ from distensor.core import DeviceId
 from distensor.core.control import DeviceKind
 from distensor.core.errors import ConfigError, UnsupportedOptionError
 
+BY_UUID = ("GPU-", "MIG-")
+"""A GPU whose driver gives no UUID is offered only where it is the only one, so there is nothing to choose."""
+
 
 def torch_device(kind: DeviceKind, device_id: DeviceId) -> torch.device:
     """The device, or an error that says why it cannot be used.
@@ -20,7 +23,8 @@ def torch_device(kind: DeviceKind, device_id: DeviceId) -> torch.device:
         case DeviceKind.CPU:
             return torch.device("cpu")
         case DeviceKind.CUDA:
-            os.environ["CUDA_VISIBLE_DEVICES"] = device_id
+            if device_id.startswith(BY_UUID):
+                os.environ["CUDA_VISIBLE_DEVICES"] = device_id
             if not torch.cuda.is_available():
                 raise ConfigError(
                     f"device {device_id!r}: this torch ({torch.__version__}) sees no CUDA device of that id"
