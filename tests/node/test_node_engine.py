@@ -25,6 +25,7 @@ from distensor.node.progress import ProgressReporter
 from distensor.node.snapshots import restore
 from distensor.optim import OptimizerSpec
 from distensor.optim.clipping import NormType
+from distensor.optim.sparse_spec import SparseRule, SparseSpec
 from distensor.program import Cut
 from distensor.sync import Held
 from distensor.testing.clock import FakeClock
@@ -150,6 +151,16 @@ def test_an_update_is_owed_until_somebody_looks(engine: ShardEngine, module: Cha
     for number in range(3):
         engine.step(20 + number, [batch_of(2)], 0.1)
     assert torch.equal(engine.state()["0/embed.weight"], settled), "the next step looks too"
+
+
+def test_an_update_that_needs_other_ranks_is_never_owed(engine: ShardEngine, module: Chain) -> None:
+    """A rank that is lost meanwhile must be the answer to this step, not a surprise after it."""
+    sparse = SparseSpec(rule=SparseRule.DISTRO, k=4, chunk=16)
+    load(engine, pieces_of(module, 2), optimizer=OptimizerSpec(name="adamw", lr=0.1, sparse=sparse))
+    engine.step(40, [batch_of(2)], 0.1)
+    first = raw(engine)
+    engine.step(41, [batch_of(2)], 0.1)
+    assert not torch.equal(raw(engine), first)
 
 
 def test_a_load_forgets_what_is_owed(engine: ShardEngine, module: Chain) -> None:

@@ -238,16 +238,17 @@ class ShardEngine:
         """Optimizer step `number` over this replica's micro-batches. All ranks apply the update, or none does.
 
         The update itself is owed from then on: `settle` carries it out, and so does whatever looks at the weights. Only
-        the first one is carried out here, since it alone needs memory that may not be there.
+        the first one is carried out here, since it alone needs memory that may not be there, and those of replicas that
+        exchange updates, since they need the other ranks.
         """
         report = self._gradients(sequence, batches, number, pace)
         if not (report.weight > 0 and math.isfinite(report.loss) and math.isfinite(report.grad_norm)):
             return report
         self._owed = _Update(lr=lr, scale=report.scale)
-        if self._optimizer_bytes is None:
+        if self._optimizer_bytes is None or self._plan.optimizer.sparse is not None:
             self.settle()
-            self._optimizer_bytes = self._updater.bytes
-        return replace(report, committed=True, optimizer_bytes=self._optimizer_bytes)
+            self._optimizer_bytes = self._optimizer_bytes or self._updater.bytes
+        return replace(report, committed=True, optimizer_bytes=self._optimizer_bytes or 0)
 
     def settle(self) -> None:
         """Carry out the update that the last step decided on, unless that has been done."""
