@@ -105,6 +105,15 @@ def seconds(value: float) -> str:
     return f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
 
 
+def milliseconds(value: float | None) -> str:
+    """A round trip: '0.41 ms', '3.2 ms', '41 ms', '1.2 s'."""
+    if value is None:
+        return NOTHING
+    if value >= 1000:
+        return f"{value / 1000:.1f} s"
+    return f"{value:.2f} ms" if value < 1 else f"{value:.1f} ms" if value < 10 else f"{value:.0f} ms"
+
+
 def span(value: float) -> str:
     """A long duration in two units at most: '38 s', '12 min', '3 h 05 min', '3 d 04 h'."""
     value = max(0, int(value))

@@ -185,6 +185,8 @@ class PeerLink:
     received: int
     sent_rate: float | None
     received_rate: float | None
+    rtt_ms: float | None = None
+    rtt_age_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

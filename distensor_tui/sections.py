@@ -235,6 +235,8 @@ def _link(f: Fields) -> PeerLink:
         received=f.count("received"),
         sent_rate=f.number("sent_rate"),
         received_rate=f.number("received_rate"),
+        rtt_ms=f.number("rtt_ms"),
+        rtt_age_s=f.number("rtt_age_s"),
     )
 
 

@@ -13,6 +13,7 @@ from distensor_tui.screens.page import Page, Row, ScreenSpec, titled
 from distensor_tui.text import EMPTY, Line, Tone, line
 from distensor_tui.views import jobs, topology
 from distensor_tui.views.draw import Panel
+from distensor_tui.views.links import link_rows
 
 
 def page(scene: Scene) -> Page:
@@ -66,7 +67,7 @@ def _job(scene: Scene, job: Job) -> Page:
     about = [*jobs.job_rows(job, view, size, look), EMPTY, *head]
     nothing = [line(("None of its workers runs here now.", Tone.DIM))]
     stages = topology.grid(job, size, look) if job.members else [line(("no ranks are placed yet", Tone.DIM))]
-    links = [*topology.split_rows(view, job, size, look), *topology.link_rows(job, size, look)]
+    links = [*topology.split_rows(view, job, size, look), *link_rows(job, size, look)]
     below = (Panel("Stages", "3", stages), Panel("Step and links of this node", "", links))
     return Page(f"Jobs {look.glyphs.right} {job.name or job.id}", about, rows, nothing, below)
 

@@ -7,13 +7,18 @@ from collections.abc import Sequence
 from distensor_tui import format as fmt
 from distensor_tui.model import Job, Member, PeerLink, Worker
 from distensor_tui.scene import Look, View
-from distensor_tui.text import EMPTY, Line, Span, Tone, cells, clip, fill, line, width
-from distensor_tui.views.draw import Panel, bar, paragraph, shares
+from distensor_tui.text import EMPTY, Line, Span, Tone, cells, fill, line
+from distensor_tui.views import links
+from distensor_tui.views.draw import Column, Panel, bar, paragraph, shares, table
 from distensor_tui.views.jobs import parallel
 
 ROW_LABEL = 12
 LEAST_CELL = 4
-DRIVER = -1
+LEAST_NAME = 3
+"""A name that is cut shorter says nothing."""
+MOST_LINKS = 20
+FEW_ROWS = 2
+"""So many rows are seen on every screen."""
 
 
 def panel(view: View, size: int, look: Look) -> Panel:
@@ -27,7 +32,9 @@ def panel(view: View, size: int, look: Look) -> Panel:
         return Panel("Topology", "3", paragraph("The hub is placing the ranks...", size, Tone.DIM), note)
     rows = grid(job, size, look)
     gap = [] if look.narrow else [EMPTY]
-    return Panel("Topology", "3", [*rows, *gap, *split_rows(view, job, size, look), *link_rows(job, size, look)], note)
+    return Panel(
+        "Topology", "3", [*rows, *gap, *split_rows(view, job, size, look), *links.link_rows(job, size, look)], note
+    )
 
 
 def shown_job(view: View, cursor: int = 0) -> Job | None:
@@ -36,15 +43,37 @@ def shown_job(view: View, cursor: int = 0) -> Job | None:
     return jobs[min(cursor, len(jobs) - 1)] if jobs else None
 
 
+RowKey = tuple[int, int, int]
+"""dp, tp and cp of a row of the grid."""
+
+
 def grid(job: Job, size: int, look: Look) -> list[Line]:
-    """Stage header and one line per (dp, tp, cp)."""
+    """Stage header and one line per (dp, tp, cp), in the order of `grid_rows`."""
     stages = sorted({member.pp for member in job.members})
     at = {_place(member): member for member in job.members}
-    rows = sorted({(m.dp, m.tp, m.cp) for m in job.members})
     first, rest = _cell_widths(job, stages, size)
-    stages = stages[: _fitting(len(stages), first, rest, size)]
-    shown = [(row, [at.get((*row, pp)) for pp in stages]) for row in rows]
-    return [_header(stages, first, rest), *(_grid_row(job, *pair, (first, rest), look) for pair in shown)]
+    shown = _window(stages, _fitting(len(stages), first, rest, size), {m.pp for m in job.members if m.mine})
+    rows = [(row, [at.get((*row, pp)) for pp in shown]) for row in grid_rows(job)]
+    header = _header(shown, len(stages), first, rest)
+    wires = links.by_pair(job)
+    return [header, *(_grid_row(job, wires, *pair, (first, rest), look) for pair in rows)]
+
+
+def grid_rows(job: Job) -> list[RowKey]:
+    """All rows by dp, tp, cp; where they are many, those with this node's ranks come first, so that they are seen."""
+    rows = sorted({(m.dp, m.tp, m.cp) for m in job.members})
+    mine = {(m.dp, m.tp, m.cp) for m in job.members if m.mine}
+    return sorted(rows, key=lambda row: (row not in mine, row)) if len(rows) > FEW_ROWS else rows
+
+
+def _window(stages: Sequence[int], count: int, mine: set[int]) -> Sequence[int]:
+    """As many neighbouring stages as fit, with this node's first one among them, and more if they fit too."""
+    if count >= len(stages) or not mine:
+        return stages[:count]
+    first, last = stages.index(min(mine)), stages.index(max(mine))
+    start = first if last - first >= count else first - (count - 1 - (last - first)) // 2
+    start = max(0, min(start, len(stages) - count))
+    return stages[start : start + count]
 
 
 def _place(member: Member) -> tuple[int, int, int, int]:
@@ -58,7 +87,8 @@ def _cell_widths(job: Job, stages: Sequence[int], size: int) -> tuple[int, int]:
     room = size - ROW_LABEL
     link = min(24, max(4, (room - label * count) // max(1, count - 1)))
     if count > 1 and room < label * count + link * (count - 1):
-        label = max(LEAST_CELL, (room - link * (count - 1)) // count)
+        number = len(f"[{max(member.rank for member in job.members)}]")
+        label = max(LEAST_CELL, number, (room - link * (count - 1)) // count)
     return label, link
 
 
@@ -72,10 +102,12 @@ def _label(member: Member) -> str:
     return f"[{text}]" if member.mine else f" {text} "
 
 
-def _header(stages: Sequence[int], label: int, link: int) -> Line:
+def _header(stages: Sequence[int], known: int, label: int, link: int) -> Line:
+    """The stages above their columns; in front how many there are, where not all fit."""
     word = " stage " if label >= len(f" stage {max(stages)}") else " s"
     names = (" " * link).join(fill(f"{word}{stage}", label) for stage in stages)
-    return line((" " * ROW_LABEL + names, Tone.DIM))
+    part = f"{len(stages)} of {known}" if len(stages) < known else ""
+    return line((fill(part, ROW_LABEL), Tone.WARN), (names, Tone.DIM))
 
 
 def _row_name(job: Job, row: tuple[int, int, int]) -> str:
@@ -86,13 +118,13 @@ def _row_name(job: Job, row: tuple[int, int, int]) -> str:
 
 
 def _grid_row(
-    job: Job, row: tuple[int, int, int], members: Sequence[Member | None], widths: tuple[int, int], look: Look
+    job: Job, wires: links.Pairs, row: RowKey, members: Sequence[Member | None], widths: tuple[int, int], look: Look
 ) -> Line:
     label, link = widths
     spans = [Span(fill(_row_name(job, row), ROW_LABEL), Tone.DIM)]
     for i, member in enumerate(members):
         if i:
-            spans += _wire(job, members[i - 1], member, link, look)
+            spans += _wire(wires, members[i - 1], member, link, look)
         text = "?" if member is None else _short_label(member, label)
         spans.append(Span(fill(text, label), Tone.MINE if member is not None and member.mine else Tone.TEXT))
     return tuple(spans)
@@ -106,18 +138,18 @@ def _short_label(member: Member, size: int) -> str:
     rank = f":{member.rank}]" if member.mine else f":{member.rank}"
     start = "[" if member.mine else " "
     name_room = size - len(rank) - 1
-    if name_room < 1:
+    if name_room < LEAST_NAME:
         return f"[{member.rank}]" if member.mine else f" {member.rank}"
     return f"{start}{fill(member.node, name_room)}{rank}"
 
 
-def _wire(job: Job, left: Member | None, right: Member | None, size: int, look: Look) -> list[Span]:
-    """The connection between neighbours; with its rate where this node can measure it."""
+def _wire(wires: links.Pairs, left: Member | None, right: Member | None, size: int, look: Look) -> list[Span]:
+    """The connection between neighbours; with round trip and rate where this node has measured them."""
     horizontal = look.glyphs.horizontal
-    traffic = None if left is None or right is None else _traffic(job, left.rank, right.rank)
-    if traffic is None or size < 12:
+    found = None if left is None or right is None else wires.get(frozenset((left.rank, right.rank)))
+    text = "" if found is None else _wire_text(found, size - 2)
+    if not text:
         return [Span(horizontal * size, Tone.BORDER)]
-    text = f" {fmt.rate(traffic)} "
     start = (size - cells(text)) // 2
     return [
         Span(horizontal * start, Tone.BORDER),
@@ -126,13 +158,19 @@ def _wire(job: Job, left: Member | None, right: Member | None, size: int, look: 
     ]
 
 
-def _traffic(job: Job, one: int, other: int) -> float | None:
-    """Bytes per second in both directions between two ranks, seen from either end."""
-    for found in job.links:
-        if (found.rank, found.peer) in ((one, other), (other, one)):
-            rates = [r for r in (found.sent_rate, found.received_rate) if r is not None]
-            return sum(rates) if rates else None
-    return None
+def _wire_text(found: PeerLink, size: int) -> str:
+    """The most that fits: round trip and rate, round trip, rate."""
+    rates = [rate for rate in (found.sent_rate, found.received_rate) if rate is not None]
+    rate = fmt.rate(sum(rates)) if rates else ""
+    trip = "" if found.rtt_ms is None else fmt.milliseconds(found.rtt_ms)
+    for text in (
+        f" {trip}  {rate} " if trip and rate else "",
+        f" {trip} " if trip else "",
+        f" {rate} " if rate else "",
+    ):
+        if text and cells(text) <= size:
+            return text
+    return ""
 
 
 def split_rows(view: View, job: Job, size: int, look: Look) -> list[Line]:
@@ -160,45 +198,77 @@ def _mean(workers: Sequence[Worker], part: str) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def link_rows(job: Job, size: int, look: Look) -> list[Line]:
-    """Every connection of this node's ranks, one between two of them once, the trainer's last."""
-    if not job.links:
-        return [line((fill("links", ROW_LABEL), Tone.DIM), ("no traffic yet", Tone.DIM))]
-    names = {member.rank: member.node for member in job.members}
-    mine = {member.rank for member in job.members if member.mine}
-    once = [found for found in job.links if not (found.peer in mine and found.peer < found.rank)]
-    ordered = sorted(once, key=lambda found: (found.peer == DRIVER, found.rank, found.peer))
-    label = max(width(_ends(found, names, look)) for found in ordered)
-    return [_link_row(found, i, names, label, look) for i, found in enumerate(ordered)]
-
-
-def _link_row(found: PeerLink, index: int, names: dict[int, str], label: int, look: Look) -> Line:
-    glyphs = look.glyphs
-    ends = _ends(found, names, look)
-    return (
-        Span(fill("" if index else "links", ROW_LABEL), Tone.DIM),
-        *ends,
-        Span(" " * (label - width(ends) + 2)),
-        Span(f"{glyphs.up} {fmt.rate(found.sent_rate):>9}  {glyphs.down} {fmt.rate(found.received_rate):>9}"),
-        Span(f"  sum {fmt.memory(found.sent + found.received)}", Tone.DIM),
+def progress_row(job: Job) -> Line:
+    """Step, loss and speed of the job."""
+    total = f"/{job.total_steps:,}" if job.total_steps else ""
+    step = fmt.NOTHING if job.step is None else f"{job.step:,}{total}"
+    return line(
+        (fill("step", ROW_LABEL), Tone.DIM),
+        (step, Tone.STRONG),
+        ("   loss ", Tone.DIM),
+        fmt.loss(job.loss),
+        ("   ", Tone.DIM),
+        f"{fmt.amount(job.tokens_per_second)} tok/s",
     )
 
 
-def _ends(found: PeerLink, names: dict[int, str], look: Look) -> Line:
-    mine = (f"rank {found.rank}", Tone.MINE)
-    if found.peer == DRIVER:
-        return line(mine, f" {look.glyphs.horizontal} trainer")
-    return line(mine, f" {look.glyphs.horizontal} {found.peer} {clip(names.get(found.peer, '?'), 16)}")
+RANK_COLUMNS = (
+    Column("rank", right=True),
+    Column("dp", right=True),
+    Column("tp", right=True),
+    Column("pp", right=True),
+    Column("cp", right=True),
+    Column("node", least=8),
+    Column("round trip", right=True),
+    Column("rate", right=True),
+    Column(""),
+)
 
 
-def members_page(job: Job, look: Look) -> list[Line]:
-    """One line per rank, for meshes that no grid can show."""
-    return [
-        line(
-            (f"rank {m.rank:<5}", Tone.MINE if m.mine else Tone.DIM),
-            f"dp {m.dp:<4} tp {m.tp:<4} pp {m.pp:<4} cp {m.cp:<4} ",
-            (m.node, Tone.MINE if m.mine else Tone.TEXT),
-            (f"  {look.glyphs.right} this node" if m.mine else "", Tone.MINE),
+def rank_table(job: Job, members: Sequence[Member], size: int) -> list[Line]:
+    """One row per rank with the fastest known way from this node to it."""
+    rows: list[list[Span | str]] = []
+    to_rank = links.by_peer(job)
+    for member in members:
+        found = to_rank.get(member.rank, [])
+        rates = [r for one in found for r in (one.sent_rate, one.received_rate) if r is not None]
+        trips = [one.rtt_ms for one in found if one.rtt_ms is not None]
+        tone = Tone.MINE if member.mine else Tone.TEXT
+        rows.append(
+            [
+                Span(str(member.rank), tone),
+                *(str(getattr(member, axis)) for axis in ("dp", "tp", "pp", "cp")),
+                Span(member.node, tone),
+                fmt.milliseconds(min(trips, default=None)),
+                fmt.rate(sum(rates)) if rates else fmt.NOTHING,
+                Span("this node" if member.mine else "", Tone.MINE),
+            ]
         )
-        for m in sorted(job.members, key=lambda m: m.rank)
+    return table(RANK_COLUMNS, rows, size)
+
+
+def rank_facts(job: Job, member: Member, workers: Sequence[Worker]) -> list[tuple[str, str]]:
+    """Everything that is known of a rank: its place, its worker where it is ours, and our links to it."""
+    facts = [
+        ("rank", f"{member.rank}{' on this node' if member.mine else ''}"),
+        ("node", member.node),
+        ("place", f"dp {member.dp}, tp {member.tp}, pp {member.pp}, cp {member.cp}"),
     ]
+    worker = next((one for one in workers if one.job == job.id and one.rank == member.rank), None)
+    if member.mine and worker is not None:
+        facts += [
+            ("worker", f"{worker.id}, {worker.state}, on {worker.device}"),
+            ("compute", fmt.seconds(worker.compute_s)),
+            ("sync", fmt.seconds(worker.sync_s)),
+            ("wait", fmt.seconds(worker.wait_s)),
+        ]
+    own = (
+        [one for one in job.links if one.rank == member.rank]
+        if member.mine
+        else links.by_peer(job).get(member.rank, [])
+    )
+    shown = sorted(own, key=lambda one: -(one.rtt_ms or 0.0))[:MOST_LINKS]
+    facts += [(f"rank {one.rank} - {links.peer_text(one.peer)}", links.text(one)) for one in shown]
+    if len(own) > len(shown):
+        facts.append(("more links", str(len(own) - len(shown))))
+    return facts

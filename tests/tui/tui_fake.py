@@ -125,7 +125,14 @@ def member(
     return {"rank": rank, "node_id": node_name, "node": node_name, "dp": dp, "tp": tp, "pp": pp, "cp": cp, "mine": mine}
 
 
-def link(rank: int, peer: int, sent_rate: float | None = 1.2e6, received_rate: float | None = 9.1e5) -> dict[str, Any]:
+def link(
+    rank: int,
+    peer: int,
+    sent_rate: float | None = 1.2e6,
+    received_rate: float | None = 9.1e5,
+    rtt_ms: float | None = 3.2,
+    age: float | None = 0.0,
+) -> dict[str, Any]:
     return {
         "from": rank,
         "to": peer,
@@ -133,6 +140,8 @@ def link(rank: int, peer: int, sent_rate: float | None = 1.2e6, received_rate: f
         "received": 61 << 20,
         "sent_rate": sent_rate,
         "received_rate": received_rate,
+        "rtt_ms": rtt_ms,
+        "rtt_age_s": age,
     }
 
 
@@ -153,7 +162,12 @@ def job(**changes: Any) -> dict[str, Any]:
             member(2, "atlas-3", dp=1, pp=0, mine=True),
             member(3, "kite-2", dp=1, pp=1),
         ],
-        "links": [link(1, 0), link(2, 3, 4.2e5, 3.9e5), link(1, 3, 2.1e6, 2.1e6), link(1, -1, 12_000, 640)],
+        "links": [
+            link(1, 0),
+            link(2, 3, 4.2e5, 3.9e5, 41.4, 40.0),
+            link(1, 3, 2.1e6, 2.1e6, 0.4),
+            link(1, -1, 12_000, 640),
+        ],
         "units": 1840,
         **changes,
     }
