@@ -1,17 +1,19 @@
 """AMD GPUs through sysfs, as plain JSON values. Runs in the probe child only: a driver in trouble can hang a read.
 
 Files: Documentation/gpu/amdgpu/thermal.rst and driver-misc.rst of the Linux kernel (hwmon, gpu_busy_percent, mem_info_,
-unique_id), and for processes the topology of amdkfd. A file that is missing or refuses is `{"unavailable": reason}`.
+unique_id), and for processes the topology of amdkfd and fdinfo. A file that is missing or refuses is an
+`{"unavailable": reason}`.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from distensor_server.devices.drmclients import Clients, drm_clients
 from distensor_server.devices.nvml import process_name
 
 Json: TypeAlias = dict[str, Any]
@@ -24,13 +26,32 @@ _TEMPERATURES = ("junction", "edge")
 """Labels of hwmon temperatures, the one that limits the clock first."""
 
 
+CLIENTS_EVERY = 5
+"""So many samples (10 s) lie between two looks at who has the GPU open: each reads the names of all descriptors."""
+
+
 def probe_amd(root: Path = ROOT) -> Json:
     """All GPUs that the kernel's driver amdgpu has taken, and whether ROCm programs may use them."""
-    return {
-        "kfd": _kfd(root / "dev/kfd"),
-        "rocm": _text(root / "opt/rocm/.info/version") or {"unavailable": "no /opt/rocm (torch brings its own)"},
-        "devices": [{"index": index, **_device(device, root)} for index, device in enumerate(_gpus(root))],
-    }
+    return amd_session(root)()
+
+
+def amd_session(root: Path = ROOT) -> Callable[[], Json]:
+    """What reads the GPUs again and again."""
+    count, clients = 0, Clients()
+
+    def sample() -> Json:
+        nonlocal count, clients
+        gpus = _gpus(root)
+        if gpus and count % CLIENTS_EVERY == 0:
+            clients = drm_clients(root)
+        count += 1
+        return {
+            "kfd": _kfd(root / "dev/kfd"),
+            "rocm": _text(root / "opt/rocm/.info/version") or {"unavailable": "no /opt/rocm (torch brings its own)"},
+            "devices": [{"index": index, **_device(device, root, clients)} for index, device in enumerate(gpus)],
+        }
+
+    return sample
 
 
 def has_amd(root: Path = ROOT) -> bool:
@@ -49,7 +70,7 @@ def _kfd(file: Path) -> str:
     return "ok" if os.access(file, os.R_OK | os.W_OK) else "denied"
 
 
-def _device(device: Path, root: Path) -> Json:
+def _device(device: Path, root: Path, clients: Clients) -> Json:
     facts = dict(_pairs(device / "uevent"))
     unique = _text(device / "unique_id")
     identity: Json = {
@@ -60,7 +81,7 @@ def _device(device: Path, root: Path) -> Json:
         "driver": _text(root / "sys/module/amdgpu/version") or _text(root / "proc/sys/kernel/osrelease"),
         "memory_total": _number(device / "mem_info_vram_total"),
         "memory_used": _number(device / "mem_info_vram_used"),
-        "processes": _processes(root, unique),
+        "processes": _processes(root, unique, clients.get(facts.get("PCI_SLOT_NAME", ""), {})),
     }
     if _text(device / "power/runtime_status") == "suspended":
         return {**identity, **dict.fromkeys(("utilization", "temperature_c", "power_w", "clock_mhz"), _ASLEEP)}
@@ -94,19 +115,25 @@ def _highest_level(file: Path) -> Any:
     return float(max(levels)) if levels else {"unavailable": "the driver lists no clock levels"}
 
 
-def _processes(root: Path, unique: str) -> Any:
-    """Compute processes with their memory; programs that only draw are not known to amdkfd."""
-    kfd = root / "sys/class/kfd/kfd"
+def _processes(root: Path, unique: str, clients: Mapping[int, int]) -> Any:
+    """Those that amdkfd knows compute; others that have the GPU open draw."""
+    computing = _computing(root / "sys/class/kfd/kfd", unique)
+    if computing is None and not clients:
+        return {"unavailable": "amdkfd does not list this GPU"}
+    found = {pid: ("graphics", memory) for pid, memory in clients.items()}
+    found |= {pid: ("compute", memory) for pid, memory in (computing or {}).items()}
+    return [
+        {"pid": pid, "name": process_name(pid, root / "proc"), "type": kind, "memory": memory}
+        for pid, (kind, memory) in sorted(found.items())
+    ]
+
+
+def _computing(kfd: Path, unique: str) -> dict[int, int] | None:
     gpu = _kfd_id(kfd, unique)
     if gpu is None:
-        return {"unavailable": "amdkfd does not list this GPU"}
-    found = []
-    for folder in sorted(kfd.glob("proc/*")):
-        memory = _number(folder / f"vram_{gpu}")
-        if isinstance(memory, int | float) and folder.name.isdigit():
-            pid = int(folder.name)
-            found.append({"pid": pid, "name": process_name(pid, root / "proc"), "type": "compute", "memory": memory})
-    return found
+        return None
+    amounts = {folder.name: _number(folder / f"vram_{gpu}") for folder in kfd.glob("proc/[0-9]*")}
+    return {int(pid): memory for pid, memory in amounts.items() if isinstance(memory, int)}
 
 
 def _kfd_id(kfd: Path, unique: str) -> str | None:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from distensor_server.devices.amdgpu import probe_amd
+from distensor_server.devices.amdgpu import amd_session, probe_amd
 from distensor_server.devices.nvml import Json, Session, has_hardware, probe_nvml
 
 WATCH_SECONDS = 2.0
@@ -96,7 +96,7 @@ FAMILIES: dict[str, Callable[[], Json]] = {
 }
 WATCHED: dict[str, Callable[[], Callable[[], Json]]] = {
     "cuda": _nvml_session,
-    "rocm": lambda: probe_amd,
+    "rocm": amd_session,
     "apple": _apple_session,
 }
 """By family: what makes the function that is asked again and again."""

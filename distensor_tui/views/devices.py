@@ -58,8 +58,8 @@ def _long(device: Device, size: int, look: Look) -> list[Line]:
 
 def _name(device: Device) -> str:
     if device.name and device.name.lower() != device.id.lower():
-        return f"{device.id}  {device.name}"
-    return device.id
+        return f"{short_id(device.id)}  {device.name}"
+    return short_id(device.id)
 
 
 def _reason(device: Device) -> str:

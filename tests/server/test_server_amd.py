@@ -11,8 +11,8 @@ from fake_tree import grow, recorded
 from distensor.core.control import DeviceKind
 from distensor.core.reading import Unavailable
 from distensor_server.devices.amd import rocm_devices, rocm_refreshed, rocm_unknown
-from distensor_server.devices.amdgpu import has_amd, probe_amd
-from distensor_server.devices.model import Device
+from distensor_server.devices.amdgpu import CLIENTS_EVERY, amd_session, has_amd, probe_amd
+from distensor_server.devices.model import Device, foreign_processes
 
 TORCH = {"version": "2.13.0+rocm6.4", "rocm": True, "rocm_build": "6.4"}
 CUDA_TORCH = {"version": "2.13.0", "rocm": False, "rocm_build": None}
@@ -140,3 +140,47 @@ def test_other_cards_and_other_drivers_are_left_alone(tmp_path: Path) -> None:
 def test_a_probe_that_hangs_is_a_reason() -> None:
     (device,) = rocm_devices(Unavailable(reason="no answer within 10 s"), TORCH)
     assert (device.fault, device.unusable) == (True, "the AMD probe failed: no answer within 10 s")
+
+
+def client(root: Path, pid: int, name: str, *descriptors: str, target: str = "/dev/dri/renderD128") -> None:
+    """A process that has a GPU open; each descriptor's fdinfo is given."""
+    folder = root / "proc" / str(pid)
+    grow(folder, {"comm": name, **{f"fdinfo/{number}": text for number, text in enumerate(descriptors)}})
+    (folder / "fd").mkdir()
+    for number in range(len(descriptors)):
+        (folder / "fd" / str(number)).symlink_to(target)
+
+
+def fdinfo(identity: int, vram: str, bus: str = "0000:08:00.0") -> str:
+    """As Documentation/gpu/drm-usage-stats.rst and the driver amdgpu have it."""
+    head = f"pos:\t0\nflags:\t02100002\ndrm-driver:\tamdgpu\ndrm-client-id:\t{identity}\ndrm-pdev:\t{bus}\n"
+    return f"{head}drm-memory-vram:\t{vram}\ndrm-engine-gfx:\t27892 ns"
+
+
+def test_a_game_on_the_gpu_is_seen(tmp_path: Path) -> None:
+    root = tree(tmp_path)
+    client(root, 77, "game", fdinfo(9, "2048 KiB"), fdinfo(9, "2048 KiB"), fdinfo(10, "1 MiB"))
+    client(root, 78, "other card", fdinfo(11, "5 MiB", bus="0000:09:00.0"))
+    client(root, 79, "editor", fdinfo(12, "5 MiB"), target="/dev/null")
+    client(root, 80, "odd", "no colon here\ndrm-pdev: 0000:08:00.0\ndrm-memory-vram: many KiB")
+    (device,) = detect(root)
+    assert not isinstance(device.processes, Unavailable)
+    seen = [(process.pid, process.name, process.type, process.memory) for process in device.processes]
+    assert seen == [
+        (77, "game", "graphics", 3 << 20),
+        (80, "odd", "graphics", 0),
+        (4242, "python", "compute", 1 << 30),
+    ]
+    foreign = foreign_processes(device, {4242})
+    assert not isinstance(foreign, Unavailable)
+    assert [process.pid for process in foreign] == [77, 80]
+
+
+def test_who_has_the_gpu_open_is_not_asked_every_time(tmp_path: Path) -> None:
+    root = tree(tmp_path)
+    sample = amd_session(root)
+    assert [p["pid"] for p in sample()["devices"][0]["processes"]] == [4242]
+    client(root, 77, "game", fdinfo(9, "1 MiB"))
+    for _ in range(CLIENTS_EVERY - 1):
+        assert [p["pid"] for p in sample()["devices"][0]["processes"]] == [4242]
+    assert [p["pid"] for p in sample()["devices"][0]["processes"]] == [77, 4242]
