@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import socket
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from distensor.core.errors import ConfigError
 from distensor.core.ids import is_valid_name
 from distensor_server.logfiles import MAX_BYTES
+from distensor_server.policy.policy import DEVICES, Policy, check_values, make_policy, merge
+from distensor_server.policy.table import BY_NAME
 
 DEFAULT_CPU_WORKERS = 1
 
@@ -40,24 +42,28 @@ class Limits:
     fixed_watts: float = 0.0
     """What the machine draws while it works, for devices that cannot tell; it is shown as the owner's figure."""
 
+    policy: Policy = field(default_factory=Policy)
+    """When and how hard this node works."""
+
     def __post_init__(self) -> None:
-        if not 0 <= self.cpu_workers <= 1024:
-            raise ConfigError(f"cpu_workers = {self.cpu_workers}: expected 0 to 1024")
-        if not 0 <= self.drain_seconds <= 3600:
-            raise ConfigError(f"drain_seconds = {self.drain_seconds}: expected 0 to 3600")
-        if not 0 <= self.step_limit_seconds <= 7 * 86400:
-            raise ConfigError(f"step_limit_seconds = {self.step_limit_seconds}: expected 0 (never) to 604800 (a week)")
-        if not 0 <= self.metrics_port <= 65535:
-            raise ConfigError(f"metrics_port = {self.metrics_port}: expected 1 to 65535, or 0 for none")
-        for name, high in (("energy_price", 1000), ("credits_per_currency", 1e9), ("fixed_watts", 20000)):
-            if not 0 <= getattr(self, name) <= high:
-                raise ConfigError(f"{name} = {getattr(self, name)}: expected 0 to {high:g}")
-        if len(self.currency) > 8 or not self.currency.isprintable():
-            raise ConfigError(f"currency = {self.currency!r:.40}: expected a short name such as EUR")
+        for name in LIMITS_KEYS:
+            BY_NAME[name].check(getattr(self, name))
         if self.update_check and not self.update_index.startswith("https://"):
             raise ConfigError(
                 f"update_index = {self.update_index!r}: update_check needs the address of a list, https://..."
             )
+
+
+LIMITS_KEYS = frozenset(item.name for item in fields(Limits)) - {"policy"}
+"""Every other setting of the table belongs to the policy."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layer:
+    """Checked settings from one place. A later layer wins over an earlier one."""
+
+    source: str
+    values: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,48 +89,68 @@ class Settings:
         if not self.host or any(char.isspace() for char in self.host):
             raise ConfigError(f"--host {self.host!r}: expected an address or a host name of this machine")
 
+    @property
+    def owner_file(self) -> Path:
+        """What `distensor limits set` writes. It lies with the state, where the service may write."""
+        return self.state_dir / "limits.toml"
+
+    def layers(self, owners: Mapping[str, Any] | None = None) -> tuple[Layer, ...]:
+        """Where settings come from, the weakest first; the defaults are below all of them.
+
+        Args:
+            owners: instead of what the owner's file says.
+
+        Raises:
+            ConfigError: a file cannot be read or says something that is not a setting.
+        """
+        layers = []
+        if self.config_file is not None:
+            layers.append(Layer(source=f"file {self.config_file}", values=read_settings_file(self.config_file)))
+        if owners is None and self.owner_file.exists():
+            owners = read_settings_file(self.owner_file)
+        if owners:
+            layers.append(Layer(source=f"file {self.owner_file}", values=owners))
+        if self.overrides:
+            layers.append(Layer(source="command line", values=dict(self.overrides)))
+        return tuple(layers)
+
     def limits(self) -> Limits:
         """The limits of this moment.
 
         Raises:
-            ConfigError: the file cannot be read or says something that is not a setting.
+            ConfigError: as `layers`.
         """
-        from_file = Limits() if self.config_file is None else read_limits_file(self.config_file)
-        return replace(from_file, **dict(self.overrides or {}))
+        return make_limits(self.layers())
 
 
-def read_limits_file(path: Path) -> Limits:
-    """Every key is checked: a misspelled one is an error, not a default."""
+def make_limits(layers: Sequence[Layer]) -> Limits:
+    """The settings of all layers on top of the defaults."""
+    values = merge([layer.values for layer in layers])
+    own = {name: value for name, value in values.items() if name in LIMITS_KEYS}
+    return Limits(**own, policy=make_policy(values))
+
+
+def source_of(layers: Sequence[Layer], name: str, device: str | None = None) -> str:
+    """Which layer a setting has its value from, or 'default'."""
+    for layer in reversed(layers):
+        values = layer.values if device is None else layer.values.get(DEVICES, {}).get(device, {})
+        if name in values:
+            return layer.source
+    return "default" if device is None else source_of(layers, name)
+
+
+def read_settings_file(path: Path) -> dict[str, Any]:
+    """Every key is checked: a misspelled one is an error, not a default.
+
+    Raises:
+        ConfigError: names the file, the key and what would be right.
+    """
     try:
-        values = tomllib.loads(path.read_text())
+        return check_values(tomllib.loads(path.read_text()))
     except OSError as error:
         raise ConfigError(f"configuration file {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, ConfigError) as error:
         raise ConfigError(f"configuration file {path}: {error}") from error
-    known = {field.name: str(field.type) for field in fields(Limits)}
-    for key, value in values.items():
-        _check(path, key, value, known)
-    try:
-        return Limits(**values)
-    except ConfigError as error:
-        raise ConfigError(f"configuration file {path}: {error}") from error
-
-
-_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "int": ((int,), "a whole number"),
-    "float": ((int, float), "a number"),
-    "str": ((str,), "text in quotes"),
-    "bool": ((bool,), "true or false"),
-}
-"""By the annotation of a setting: what TOML may give, and how that is called."""
-
-
-def _check(path: Path, key: str, value: Any, known: Mapping[str, str]) -> None:
-    if key not in known:
-        raise ConfigError(f"configuration file {path}: unknown key {key!r}; known are {', '.join(sorted(known))}")
-    kinds, wanted = _KINDS[known[key]]
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise ConfigError(f"configuration file {path}: {key} = {value!r}, expected {wanted}")
 
 
 def is_loopback(host: str) -> bool:

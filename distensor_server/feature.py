@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from distensor.core.clock import Clock
-from distensor.core.control import Assignment, Earnings, Unit
+from distensor.core.control import Assignment, DeviceInfo, Earnings, Unit
 from distensor.core.errors import DistensorError
 from distensor_server.config import Limits
 from distensor_server.localserver import Method
@@ -55,6 +56,10 @@ class Feature:
     def refusal(self, assignment: Assignment | None) -> str | None:
         """Why no new work is taken now; for `assignment`, or in general. `Node.reconsider` tells when it changed."""
         return None
+
+    def offer(self, info: DeviceInfo) -> DeviceInfo:
+        """What of a device is offered to the hub."""
+        return info
 
     def gates(self) -> Sequence[Gate]:
         """More conditions of work for `why`, open and closed ones."""
@@ -138,6 +143,14 @@ class Features:
             if reason is not None:
                 return reason
         return None
+
+    def offer(self, info: DeviceInfo) -> DeviceInfo:
+        for feature in self._all:
+            try:
+                info = feature.offer(info)
+            except Exception as error:  # noqa: BLE001 - see the head of this file
+                info = replace(info, slots=0, unusable=self._failed(feature, "offer", error))
+        return info
 
     def gates(self) -> tuple[Gate, ...]:
         gates: list[Gate] = []

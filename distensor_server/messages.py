@@ -280,6 +280,11 @@ def topology_line(topology: Topology, certificate: Certificate) -> bytes:
     return encode_line({"type": "topology", "members": members, "certificate": own})
 
 
+def pace_line(*, duty: float, send_rate: float | None, receive_rate: float | None) -> bytes:
+    """`duty`: the share of its time in which a worker may compute. Rates in bytes per second; None: no limit."""
+    return encode_line({"type": "pace", "duty": duty, "send_rate": send_rate, "receive_rate": receive_rate})
+
+
 def drain_line(seconds: float) -> bytes:
     return encode_line({"type": "drain", "seconds": seconds})
 
@@ -287,3 +292,7 @@ def drain_line(seconds: float) -> bytes:
 def encode_line(value: Mapping[str, Any]) -> bytes:
     """Compact JSON and a newline. Refuses NaN: not every reader of JSON knows it."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+NO_PACE = pace_line(duty=1.0, send_rate=None, receive_rate=None)
+"""What holds for a worker that was told nothing."""

@@ -11,7 +11,7 @@ from distensor.core.clock import Clock
 from distensor.core.control import Assignment, NodeInfo
 from distensor_server.books import Books
 from distensor_server.claims import ClaimBacklog
-from distensor_server.config import Limits, Settings
+from distensor_server.config import Layer, Limits, Settings, make_limits
 from distensor_server.devices.detect import Detector
 from distensor_server.devices.host import Host
 from distensor_server.feature import Feature, Features
@@ -25,6 +25,7 @@ from distensor_server.orphans import WorkerRegistry
 from distensor_server.picture import Hold, LoggedEvent, Picture
 from distensor_server.sections import Sections, build_sections
 from distensor_server.statedir import StateDirectory
+from distensor_server.surroundings.surroundings import Surroundings
 from distensor_server.workerevents import WorkerEvents
 from distensor_server.workforce import WorkerSetup, Workforce
 
@@ -43,6 +44,7 @@ class Machine:
     host: Host = field(default_factory=Host)
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     environment: Mapping[str, str] = field(default_factory=dict)
+    surroundings: Surroundings = field(default_factory=Surroundings)
 
 
 class Node:
@@ -65,7 +67,10 @@ class Node:
         self.environment = machine.environment
         self.detector = machine.detector
         self.on_change = on_change
-        self.limits: Limits = settings.limits()
+        self.surroundings = machine.surroundings
+        self.layers: tuple[Layer, ...] = settings.layers()
+        """Where the settings came from."""
+        self.limits: Limits = make_limits(self.layers)
         self.state = StateDirectory(settings.state_dir)
         self.hold: Hold | None = None
         """What the owner asked for last; `owner.py` changes it."""
@@ -126,8 +131,9 @@ class Node:
         self.link.set_accepting(self.refusal() is None)
         self.on_change()
 
-    def set_limits(self, limits: Limits) -> None:
-        self.limits = limits
+    def set_limits(self, limits: Limits, layers: Sequence[Layer]) -> None:
+        """From now on these hold; `layers` are what they were made from."""
+        self.limits, self.layers = limits, tuple(layers)
         self.workforce.policy = replace(self.workforce.policy, step_within=limits.step_limit_seconds)
         self.inventory.set_limits(limits)
         self.features.tell("on_limits", lambda feature: feature.on_limits(limits))
@@ -156,7 +162,7 @@ class Node:
             name=self.settings.name,
             host=self.settings.host,
             version=__version__,
-            devices=tuple(device.info() for device in self.inventory.devices),
+            devices=tuple(self.features.offer(device.info()) for device in self.inventory.devices),
         )
 
     def picture(self) -> Picture:

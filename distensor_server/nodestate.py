@@ -47,8 +47,8 @@ def _owners_wish(picture: Picture) -> NodeState | None:
 def _trouble(picture: Picture) -> NodeState | None:
     if not picture.detected:
         return NodeState.STARTING
-    if not _alive(picture) and not all(gate.open for gate in picture.gates):
-        return NodeState.WAITING
+    if _gated(picture) and not any(worker.life.wanted for worker in picture.workers):
+        return NodeState.DRAINING if _alive(picture) else NodeState.WAITING
     if picture.link.state is not LinkState.CONNECTED:
         return _without_hub(picture)
     if any(_limps(worker) for worker in picture.workers) or any(device.fault for device in picture.devices):
@@ -56,6 +56,13 @@ def _trouble(picture: Picture) -> NodeState | None:
     if not any(device.unusable is None for device in picture.devices):
         return NodeState.WAITING
     return None
+
+
+def _gated(picture: Picture) -> bool:
+    """A closed gate of the node keeps all work away, and so do gates on every device that could work."""
+    closed = {gate.device for gate in picture.gates if not gate.open}
+    usable = {device.device_id for device in picture.devices if device.unusable is None}
+    return None in closed or (bool(usable) and usable <= closed)
 
 
 def _without_hub(picture: Picture) -> NodeState:

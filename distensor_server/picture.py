@@ -62,13 +62,20 @@ class Hold:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
-    """One condition of work: open or closed, with what was read, what the limit is, and when it may change."""
+    """One condition of work: open or closed, with what was read, what the limit is, and when it may change.
+
+    `device` is None where the whole node is meant. `state` is open, closed or unknown (open, because what cannot be
+    read stops nothing); '' where open and closed are all there is. Times are Unix time.
+    """
 
     gate: str
     open: bool
     reading: str
     limit: str = ""
     next_change_at: float | None = None
+    device: str | None = None
+    state: str = ""
+    since: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from distensor.core.control import WorkerState
 from distensor.core.parallel import ParallelConfig, RankLayout
 from distensor_server.devicesection import device_section, rounded
 from distensor_server.nodestate import gates, node_state
-from distensor_server.picture import JobRecord, Picture, WorkerView
+from distensor_server.picture import Gate, JobRecord, Picture, WorkerView
 
 SCHEMA_VERSION = 1
 PRICE_NOTE = "1 unit = 1000 micro-credits per micro-batch"
@@ -40,8 +40,12 @@ def _node(picture: Picture, state_since: float) -> Section:
         "state": node_state(picture).value,
         "state_since": state_since,
         "started_at": picture.started_at,
-        "why": [asdict(gate) for gate in gates(picture)],
+        "why": [_gate(gate) for gate in gates(picture)],
     }
+
+
+def _gate(gate: Gate) -> Section:
+    return {**asdict(gate), "state": gate.state or ("open" if gate.open else "closed")}
 
 
 def _hub(picture: Picture) -> Section:

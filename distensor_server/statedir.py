@@ -123,6 +123,15 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_json(path: Path, value: Mapping[str, Any], *, outlives_power: bool = True) -> None:
+    """Replace `path` as `write_text` does.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    write_text(path, json.dumps(value), outlives_power=outlives_power)
+
+
+def write_text(path: Path, text: str, *, outlives_power: bool = True) -> None:
     """Replace `path` as a whole: a crash leaves the old or the new file, never half of one.
 
     What a power cut makes meaningless need not wait for the disk: `outlives_power=False`.
@@ -133,8 +142,8 @@ def write_json(path: Path, value: Mapping[str, Any], *, outlives_power: bool = T
     temporary = path.with_name(path.name + ".new")
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(fd, "w") as file:
-            json.dump(value, file)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
             file.flush()
             if outlives_power:
                 os.fsync(file.fileno())

@@ -15,9 +15,11 @@ from distensor.core.clock import SYSTEM_CLOCK, Clock
 from distensor.core.errors import ConfigError
 from distensor_server.benchmarks import Benchmarks
 from distensor_server.breakers import Breakers
-from distensor_server.config import Settings
+from distensor_server.config import Settings, make_limits
 from distensor_server.devices.detect import Detector
 from distensor_server.devices.host import Host
+from distensor_server.gates.feature import Gates
+from distensor_server.gates.settings import describe_changes
 from distensor_server.guard import Guard
 from distensor_server.hublink import LinkFactory
 from distensor_server.income.feature import Income
@@ -32,6 +34,7 @@ from distensor_server.orphans import end_orphans
 from distensor_server.owner import OwnersWish
 from distensor_server.ownlog import OwnLog
 from distensor_server.snapshot import SnapshotFile
+from distensor_server.surroundings.surroundings import Surroundings
 from distensor_server.updates import UpdateCheck
 from distensor_server.wakefulness import Wakefulness
 
@@ -40,6 +43,7 @@ FEATURES: Sequence[FeatureFactory] = (
     OwnLog,
     Wakefulness,
     OwnersWish,
+    Gates,
     Breakers,
     Guard,
     MetricsPage,
@@ -81,6 +85,7 @@ class Supervisor:
         environment: Mapping[str, str] | None = None,
         announce: Callable[[Mapping[str, Any]], None] = lambda _message: None,
         features: Sequence[FeatureFactory] = FEATURES,
+        surroundings: Surroundings | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -97,6 +102,7 @@ class Supervisor:
             host=host or Host(),
             policy=policy or RestartPolicy(),
             environment=environment or {},
+            surroundings=surroundings or Surroundings(),
         )
         self.node = Node(
             settings, machine, features=features, on_change=self._dirty.set, on_connected=self._on_connected
@@ -232,12 +238,14 @@ class Supervisor:
         """Read the configuration file again; a bad one changes nothing and is shown."""
         self._notifier.reloading(self._clock.monotonic())
         try:
-            limits = self._settings.limits()
+            layers = self._settings.layers()
+            limits = make_limits(layers)
         except ConfigError as error:
             self.node.journal.add("error", "config", f"not reloaded: {error}")
         else:
-            self.node.set_limits(limits)
-            self.node.journal.add("info", "config", f"reloaded: {limits.cpu_workers} CPU workers")
+            changes = describe_changes(self.node.limits, limits)
+            self.node.set_limits(limits, layers)
+            self.node.journal.add("info", "config", f"reloaded: {changes}")
         self._notifier.ready()
         self.node.on_change()
 

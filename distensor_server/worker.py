@@ -40,6 +40,7 @@ from distensor_server.lifecycle import (
 )
 from distensor_server.lines import Oversize
 from distensor_server.messages import (
+    NO_PACE,
     Claim,
     Connected,
     Failed,
@@ -120,6 +121,7 @@ class Worker:
         self._failure: Failed | None = None
         self._kill_reason = ""
         self._garbage = 0
+        self._pace = NO_PACE
         self._oom_before = 0
         self._since = clock.now()
 
@@ -146,6 +148,13 @@ class Worker:
     def clock_was_set(self, by: float) -> None:
         """`since` is wall time: it moves along."""
         self._since += by
+
+    def set_pace(self, line: bytes) -> None:
+        """How fast the worker may go; holds also for the processes that follow this one."""
+        if line != self._pace:
+            self._pace = line
+            if self._process is not None:
+                self._process.send(line)
 
     def grant(self, topology: Topology, certificate: Certificate) -> None:
         if self._process is not None:
@@ -313,6 +322,8 @@ class Worker:
         self._process = process
         self._owner.on_process(started=process.pid)
         process.send(self._launch.assign)
+        if self._pace != NO_PACE:
+            process.send(self._pace)
         if self.life.ending:
             # It was told to stop while it was being created: the close of its input went nowhere.
             process.close_stdin()

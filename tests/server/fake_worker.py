@@ -50,6 +50,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--traceback", action="store_true")
     parser.add_argument("--tell-environment", default="")
     parser.add_argument("--csr-file", type=Path)
+    parser.add_argument("--pace-file", type=Path)
     return parser.parse_args()
 
 
@@ -100,6 +101,9 @@ def main() -> int:
             for step in range(options.steps):
                 progress(step, 1000 * (step + 1))
                 say(type="claim", step=step, micro_batches=2)
+        elif message["type"] == "pace" and options.pace_file:
+            with options.pace_file.open("a") as file:
+                file.write(line)
         elif message["type"] == "drain" and not options.ignore_drain:
             return 0
     while options.ignore_eof or options.pdeathsig:

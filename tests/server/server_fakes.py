@@ -31,7 +31,7 @@ from distensor.core.control import (
 from distensor.core.errors import ControlError
 from distensor.core.ids import DeviceId, Epoch, JobId, NodeId, Rank, WorkerId
 from distensor.core.parallel import ParallelConfig
-from distensor.core.reading import Unavailable
+from distensor.core.reading import Reading, Unavailable
 from distensor.core.statement import Statement, StatementQuery, UnitsPage, UnitsQuery
 from distensor.testing.hub_store import MemoryStore
 from distensor_server.config import Settings
@@ -43,6 +43,8 @@ from distensor_server.devices.nvidia import cuda_devices
 from distensor_server.lifecycle import RestartPolicy
 from distensor_server.node import FeatureFactory
 from distensor_server.supervisor import FEATURES, StopMode, Supervisor
+from distensor_server.surroundings.power import PowerSource
+from distensor_server.surroundings.surroundings import Surroundings
 
 FAKE_WORKER = (sys.executable, "-I", "-S", str(Path(__file__).parent / "fake_worker.py"))
 GIB = 1 << 30
@@ -91,6 +93,19 @@ class FakeAccount:
         self.asked.append(query)
         if self.failure is not None:
             raise self.failure
+
+
+async def _no_program(command: Sequence[str]) -> Reading[str]:
+    return Unavailable(reason=f"{command[0]}: not in this test")
+
+
+QUIET = Surroundings(
+    platform="linux",
+    ask=_no_program,
+    read_power=lambda _platform: PowerSource(on_battery=False),
+    disk_free=lambda _path: 100 * GIB,
+)
+"""A machine on mains with room on its disk, whatever the one that runs the tests is."""
 
 
 class FakeLink:
@@ -262,6 +277,7 @@ async def supervisor_running(
     features: Sequence[FeatureFactory] = (),
     all_features: Sequence[FeatureFactory] = FEATURES,
     clock: Clock = SYSTEM_CLOCK,
+    surroundings: Surroundings | None = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """A supervisor with fake workers and a fake hub; stopped at the end."""
@@ -286,6 +302,7 @@ async def supervisor_running(
         host=host,
         policy=policy,
         clock=clock,
+        surroundings=surroundings or QUIET,
         environment=environment,
         announce=lambda message: announced.append(dict(message)),
         features=(*all_features, *features),

@@ -183,6 +183,9 @@ def test_all_sections_word_for_word() -> None:
         "reading": "not paused",
         "limit": "",
         "next_change_at": None,
+        "device": None,
+        "state": "open",
+        "since": None,
     }
     assert sections["hub"] == {
         "state": "connected",
