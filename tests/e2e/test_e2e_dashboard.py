@@ -87,3 +87,27 @@ def test_the_screen_shows_the_job_its_grid_and_what_it_earned(
     assert earned is not None
     assert float(earned[1]) > 0
     assert re.search(r"loss\s+\d\.\d+", screen)
+
+
+def settled(seen: dict[str, Any]) -> bool:
+    """The account was compared with the hub, and the round trips to the other node are measured."""
+    income = seen["income"]
+    links = [link for job in seen["jobs"] for link in job["links"] if link["to"] >= 0]
+    compared = income is not None and income["ledger"]["matched"]["units"] > 0
+    return compared and any(link["rtt_ms"] is not None for link in links)
+
+
+def test_the_account_of_a_working_node_is_the_hubs_ledger(python: Python, busy: Path) -> None:
+    seen = wait_until(busy, settled, 60)
+    income, ledger = seen["income"], seen["income"]["ledger"]
+    assert ledger["state"] == "equal", ledger
+    assert [ledger[word]["units"] for word in ("refused", "missing_here", "missing_there")] == [0, 0, 0]
+    assert income["total"]["micro"] == sum(job["micro"] for job in income["jobs"])
+    assert income["total"]["micro"] == sum(device["micro"] for device in income["devices"])
+    assert all(0 < link["rtt_ms"] < 5000 for job in seen["jobs"] for link in job["links"] if link["rtt_ms"] is not None)
+    done = python("-m", "distensor_tui", "earnings", "--by", "job", "--json", "--socket", str(busy))
+    assert done.returncode == 0, done.stderr
+    statement = json.loads(done.stdout)["result"]
+    assert sum(row["micro"] for row in statement["rows"]) == statement["total"]["micro"] > 0
+    done = python("-m", "distensor_tui", "earnings", "--units", "-n", "3", "--json", "--socket", str(busy))
+    assert {unit["job_name"] for unit in json.loads(done.stdout)["result"]["units"]} == {"busy-job"}
