@@ -128,7 +128,8 @@ def test_what_is_typed_wrong_is_refused(name: str, text: str, words: str) -> Non
     assert words in str(caught.value)
 
 
-TEXTS = st.text(st.sampled_from("ab \"'\\.]#=äß€😀"), max_size=12)
+LETTERS = st.sampled_from("ab \"'\\.]#=äß€😀")
+TEXTS = st.text(LETTERS, max_size=12)
 _SAMPLES: dict[Kind, st.SearchStrategy[Any]] = {
     Kind.SWITCH: st.booleans(),
     Kind.WINDOWS: st.just("sat,sun 10:00-12:00"),
@@ -142,6 +143,8 @@ def _value_of(name: str) -> st.SearchStrategy[Any]:
     key = BY_NAME[name]
     if key.kind is Kind.WHOLE:
         return st.integers(int(key.low), int(key.high))
+    if key.kind is Kind.TEXT and key.high:
+        return st.text(LETTERS, max_size=int(key.high))
     return st.floats(key.low, key.high) if key.kind is Kind.NUMBER else _SAMPLES[key.kind]
 
 
