@@ -55,6 +55,7 @@ def _hub(picture: Picture) -> Section:
         "state": link.state.value,
         "address": link.address or None,
         "rtt_ms": rounded(link.rtt_ms, 1),
+        "clock_skew_s": rounded(link.hub_clock_skew, 1),
         "since": link.since,
         "next_retry_at": link.next_retry_at,
         "error": None if error is None else {"code": error.code, "message": error.message, "fix": error.fix},

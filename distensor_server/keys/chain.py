@@ -10,10 +10,10 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from distensor.core.errors import AuthenticationError
-from distensor.core.reading import Unavailable
+from distensor.core.reading import Reading, Unavailable
 from distensor_server.keys import files
 from distensor_server.keys.model import ALIAS, VARIABLE, FoundKey, KeySource
-from distensor_server.keys.ring import KeyRing
+from distensor_server.keys.ring import KeyRing, RingAnswer
 
 CREDENTIAL_NAMES = ("distensor_api_key", "join-token")
 """systemd's LoadCredential= puts the key there by the first name; the second is the older one."""
@@ -86,6 +86,10 @@ class KeyStore:
     @property
     def _mark(self) -> Path:
         return self._config / RING_MARK
+
+    def probe(self) -> Reading[RingAnswer]:
+        """The keyring that would be used."""
+        return self._ring.probe()
 
     def find(self, *, registered: bool) -> FoundKey | None:
         """The kept key. May block for the keyring's two seconds.

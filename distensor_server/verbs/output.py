@@ -59,8 +59,13 @@ def places(options: argparse.Namespace) -> Places:
 
 def done(options: argparse.Namespace, value: Mapping[str, Any], text: str) -> int:
     """Say an answer that went well."""
-    write(sys.stdout, json.dumps({"v": 1, "ok": True, **value}, separators=(",", ":")) if options.json else text)
+    say(options, {"ok": True, **value}, text)
     return ExitCode.OK
+
+
+def say(options: argparse.Namespace, value: Mapping[str, Any], text: str) -> None:
+    """Print an answer in the form that was asked for."""
+    write(sys.stdout, json.dumps({"v": 1, **value}, separators=(",", ":")) if options.json else text)
 
 
 def fail(*, as_json: bool, code: str, message: str, fix: str, exit_code: ExitCode) -> int:

@@ -191,6 +191,7 @@ def test_all_sections_word_for_word() -> None:
         "state": "connected",
         "address": "hub:50051",
         "rtt_ms": 23.5,
+        "clock_skew_s": None,
         "since": 5.0,
         "next_retry_at": None,
         "error": None,
