@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from distensor_tui import format as fmt
+from distensor_tui.income import Income, Ledger
 from distensor_tui.model import Earnings, HubState
 from distensor_tui.scene import Look, View
 from distensor_tui.text import Line, Span, Tone, line
-from distensor_tui.views.draw import Column, Panel, labelled, paragraph, table
+from distensor_tui.views.draw import Column, Panel, labelled, paragraph, sparkline, table
 
 LABEL = 11
 
@@ -17,7 +18,11 @@ def panel(view: View, size: int, look: Look) -> Panel:
         reason = view.snapshot.unavailable.get("earnings")
         text = f"Not available: {reason}" if reason else "The hub has not said yet."
         return Panel("Earnings", "4", paragraph(text, size, Tone.DIM))
-    rows = _short(earnings) if look.narrow else _long(earnings, size)
+    income = view.snapshot.income
+    if look.narrow:
+        rows = _short(earnings)
+    else:
+        rows = _long(earnings, size) if income is None else _account(earnings, income, size, view, look)
     return Panel("Earnings", "4", [*rows, *_hint(view, earnings, size)], _confirmed_at(view, earnings, look))
 
 
@@ -67,6 +72,45 @@ def _long(earnings: Earnings, size: int) -> list[Line]:
         ),
     ]
     return rows + (paragraph(earnings.price_note, size, Tone.DIM) if earnings.price_note else [])
+
+
+def _account(earnings: Earnings, income: Income, size: int, view: View, look: Look) -> list[Line]:
+    """The same with the last hours, the week's energy and net, and whether the books agree."""
+    unit = line((" cr", Tone.DIM))
+    hours = f"  {sparkline(income.hours, min(24, size - LABEL - 17), look.glyphs)}" if any(income.hours) else ""
+    week = income.week
+    energy = f"  {fmt.energy(week.millijoules)}" if week.millijoules is not None else ""
+    today, confirmed = fmt.short_credits(earnings.today_micro), fmt.short_credits(earnings.confirmed_micro)
+    net = fmt.money(week.net_micro, income.currency)
+    return [
+        labelled("today", (Span(f"{today:>12}", Tone.GOOD), *unit, Span(hours, Tone.ACCENT)), LABEL),
+        labelled("7 d", (Span(f"{fmt.short_credits(week.micro):>12}"), *unit, Span(energy, Tone.DIM)), LABEL),
+        *([labelled("net 7 d", line(f"{net:>16}"), LABEL)] if week.net_micro is not None else []),
+        labelled(
+            "confirmed",
+            (
+                Span(f"{confirmed:>12}", Tone.STRONG),
+                *unit,
+                Span(f"  {fmt.plural(earnings.confirmed_units, 'unit')}", Tone.DIM),
+            ),
+            LABEL,
+        ),
+        labelled("pending", line(f"{earnings.pending_units:>12,}", (" units, no receipt", Tone.DIM)), LABEL),
+        labelled("ledger", _books(income.ledger, view, look), LABEL),
+    ]
+
+
+def _books(ledger: Ledger, view: View, look: Look) -> Line:
+    """The comparison with the hub in a few words; screen 4 has the rest."""
+    hub = view.snapshot.hub
+    if ledger.state == "unconfirmed" or (hub is not None and hub.state is not HubState.CONNECTED):
+        return line((f"{look.glyphs.warn} the hub is away", Tone.WARN))
+    if ledger.state == "equal":
+        return line((f"= hub {look.glyphs.ok} {fmt.hour(ledger.at, look.zone)}", Tone.GOOD))
+    if ledger.state == "differs":
+        what = f"{fmt.plural(ledger.different, 'unit')} differ" if ledger.different else "the sums differ"
+        return line((f"{look.glyphs.warn} {what} from the hub", Tone.WARN))
+    return line(("not compared yet", Tone.DIM))
 
 
 def _hint(view: View, earnings: Earnings, size: int) -> list[Line]:

@@ -321,3 +321,20 @@ def test_what_cannot_be_asked_is_refused_before_anyone_is_asked(
 
 def test_a_name_that_is_a_formula_does_no_harm_in_a_spreadsheet() -> None:
     assert _csv(("a", "b"), [["=1+1", -5], ["plain", None]]) == "a,b\n'=1+1,-5\nplain,"
+
+
+@pytest.mark.parametrize(
+    ("ledger", "says"),
+    [
+        (fake.ledger(), "= hub ✔ 14:02"),
+        (fake.ledger("differs", refused=fake.standing(2)), "2 units differ from the hub"),
+        (fake.ledger("differs"), "the sums differ from the hub"),
+        (fake.ledger("unconfirmed"), "the hub is away"),
+        (fake.ledger("unknown"), "not compared yet"),
+    ],
+)
+def test_home_says_whether_the_books_agree(ledger: dict[str, Any], says: str) -> None:
+    shown = text(live(income=fake.income(ledger=ledger)), (120, 40))
+    assert says in shown
+    assert re.search(r"7 d +12.345 cr +3.52 kWh", shown)
+    assert re.search(r"net 7 d +5.11 EUR", shown)
