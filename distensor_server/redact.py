@@ -23,6 +23,7 @@ _NAMED = re.compile(
     """
 )
 _SECRET_NAME = re.compile(r"(?i)token|secret|passw|passphrase|api_?key|private_?key|credential|authorization|cookie")
+_HOLDS_SECRET = re.compile(r"(?i).*(token|secret|passw(or)?d|passphrase|api_?key|private_?key|authorization|cookie)")
 _IPV4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])")
 _IPV6 = re.compile(r"(?<![\w:])(?=[0-9a-fA-F:]*:[0-9a-fA-F:]*:)[0-9a-fA-F:]{2,45}(?:%\w+)?(?![\w:])")
 _CLOCK = re.compile(r"\d{1,2}:\d{2}:\d{2}")
@@ -68,6 +69,10 @@ class Redactor:
         return {
             name: MARK if is_secret_name(name) and values[name] else self.text(values[name]) for name in sorted(values)
         }
+
+    def member(self, name: str, value: object) -> object:
+        """A member of a JSON object that is already redacted; text under a secret name is gone altogether."""
+        return MARK if isinstance(value, str) and value and _HOLDS_SECRET.fullmatch(name) else value
 
     def _owner(self, text: str) -> str:
         if len(self.home) > 1:
