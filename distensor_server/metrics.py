@@ -94,7 +94,7 @@ def _state(sections: Data) -> Samples:
 
 def _gates(sections: Data) -> Samples:
     for gate in _list(_dict(sections, "node"), "why"):
-        yield {"gate": gate.get("gate")}, int(bool(gate.get("open")))
+        yield {"gate": gate.get("gate"), "device": gate.get("device") or ""}, int(bool(gate.get("open")))
 
 
 def _connected(sections: Data) -> Samples:
@@ -108,6 +108,11 @@ def _devices(key: str) -> Callable[[Data], Samples]:
             yield labels, device.get(key)
 
     return samples
+
+
+def _duties(sections: Data) -> Samples:
+    for device, duty in _dict(_dict(sections, "limits"), "duty").items():
+        yield {"device": device}, duty
 
 
 def _workers_by_state(sections: Data) -> Samples:
@@ -172,6 +177,9 @@ FAMILIES: Sequence[Family] = (
     _gauge("device_power_limit_watts", "Power limit of the device.", _devices("power_limit_w")),
     _counter("device_energy_joules", "Energy since the driver was loaded.", _devices("energy_j")),
     _gauge("device_clock_megahertz", "Clock of the device.", _devices("clock_mhz")),
+    _gauge("device_duty_ratio", "Share of time that workers of a throttled device may work.", _duties),
+    _gauge("traffic_day_bytes", "Traffic of all workers today, both directions.", _one("limits", "bytes_day")),
+    _gauge("traffic_month_bytes", "Traffic of all workers this month, both directions.", _one("limits", "bytes_month")),
     _gauge("workers", "Workers in each state.", _workers_by_state),
     _counter("worker_restarts", "Restarts of a worker that runs now.", _workers("restarts")),
     _gauge("worker_failures", "Failures in a row of a worker that runs now.", _workers("failures")),
