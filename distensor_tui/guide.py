@@ -65,5 +65,6 @@ _INTRODUCTION = """\
 This page is made from the table in `distensor_tui/table.py`; a test compares them (`UPDATE_GOLDEN=1` writes it again).
 Without a command `distensor` opens the dashboard. Where that cannot be drawn (no terminal, `TERM=dumb`, smaller than
 60x15) it prints the status as text and ends with 0. Every command takes `--json`: one object on one line with `"v": 1`
-and `"ok"`; an answer with `"ok": false` carries `error` with `code`, `message` and `fix`. The text commands use no
+and `"ok"`; an answer with `"ok": false` carries `error` with `code`, `message` and `fix`;
+[schemas](schemas) describe each answer. The text commands use no
 colours; the dashboard honours `NO_COLOR`. The supervisor's socket is given by `--socket` or `DISTENSOR_SOCKET`."""
