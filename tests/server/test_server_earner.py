@@ -26,6 +26,7 @@ from distensor.core.reading import Unavailable
 from distensor.hub.metering import record_claims, record_receipts
 from distensor_server.devices.model import Device
 from distensor_server.income.feature import Income
+from distensor_server.income.keeper import Keeper
 from distensor_server.lifecycle import Life
 from distensor_server.messages import Claim
 from distensor_server.picture import Picture, WorkerView
@@ -33,8 +34,10 @@ from distensor_server.picture import Picture, WorkerView
 pytestmark = pytest.mark.asyncio
 
 
-def the_income(running: Running) -> Income:
-    return next(one for one in running.supervisor.node.features if isinstance(one, Income))
+def the_income(running: Running) -> Keeper:
+    income = next(one for one in running.supervisor.node.features if isinstance(one, Income))
+    assert income.keeper is not None
+    return income.keeper
 
 
 def work(running: Running, hub: FakeAccount, *steps: int, receipt: bool = True, size: int = 4) -> None:
