@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from distensor_tui import plain
 from distensor_tui.absence import Absence
+from distensor_tui.background import explained
 from distensor_tui.clock import system_now
 from distensor_tui.exitcodes import ExitCode
 from distensor_tui.once import Conversation, NoSupervisor, converse
@@ -84,6 +85,7 @@ def fail(options: argparse.Namespace, code: str, message: str, fix: str, exit_co
 
 def absent(why: Absence, *, as_json: bool) -> int:
     """Say why there is no supervisor."""
+    why = explained(why)
     if as_json:
         fix = "; ".join(" ".join(part.split()) for part in why.fix)
         error = {"code": str(why.reason), "message": f"{why.title}. {why.detail}", "fix": fix}
@@ -116,7 +118,7 @@ def text_instead(path: Path) -> int:
             snapshot, _ = conversation.snapshot()
             print_text(plain.status(snapshot, system_now()))
     except NoSupervisor as missing:
-        print_text(plain.absent(missing.why))
+        print_text(plain.absent(explained(missing.why)))
     return ExitCode.OK
 
 
