@@ -19,6 +19,8 @@ from distensor_tui.views.header import Notice
 
 BY = "earnings.by"
 GROUPINGS = ("day", "job", "device")
+LEAST_FOR_NOTES = 20
+"""Lines of a screen; on a smaller one the numbers take all of it."""
 
 
 def page(scene: Scene) -> Page:
@@ -49,7 +51,8 @@ def _account(scene: Scene, found: Income) -> Page:
         *income.no_power(found, size),
         *paragraph(earnings.EXPLANATION, size, Tone.DIM),
     ]
-    return Page(f"Earnings by {by}", about, rows, income.empty(size), (Panel("Notes", "", notes),))
+    below = () if scene.look.height < LEAST_FOR_NOTES else (Panel("Notes", "", notes),)
+    return Page(f"Earnings by {by}", about, rows, income.empty(size), below)
 
 
 def _plain(scene: Scene) -> Page:

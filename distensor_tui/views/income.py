@@ -27,8 +27,8 @@ Facts = list[tuple[str, str]]
 
 def summary(income: Income, view: View, size: int, look: Look) -> list[Line]:
     """The lines above the tables: what was earned, where it is, what it cost, whether the books agree."""
-    rows = [_spans(income, look), *_hours(income, size, look), _where(income, view), *_energy(income)]
-    rows.append(ledger_line(income.ledger, view, look))
+    rows = [_spans(income, look), _where(income, view), ledger_line(income.ledger, view, look), *_energy(income)]
+    rows += _hours(income, size, look)
     if income.projection_micro is not None:
         days = fmt.plural(income.projection_days, "whole day")
         rows.append(
@@ -36,7 +36,7 @@ def summary(income: Income, view: View, size: int, look: Look) -> list[Line]:
                 "projection",
                 line(
                     f"{fmt.short_credits(income.projection_micro)} cr",
-                    (f" in 30 days like the last {days}, idle time included", Tone.DIM),
+                    (f" in 30 days like the last {days}", Tone.DIM),
                 ),
                 LABEL,
             )
