@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import importlib
 import io
 import json
 import os
@@ -325,3 +326,20 @@ def test_a_key_file_that_others_can_read_ends_the_start_with_77(places: Path) ->
     assert done.returncode == 77
     assert "others can read it; run `chmod 600" in done.stderr
     assert KEY not in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["auth", "doctor", "bugreport", "service"])
+def test_completion_knows_the_options_that_the_command_has(
+    verb: str, places: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The row in the table of commands is another wheel's: what it promises has to be in the help."""
+    table = pytest.importorskip("distensor_tui.table")
+    module = {"service": "distensor_server.service.cli"}.get(verb, f"distensor_server.verbs.{verb}")
+    row = table.BY_NAME[verb]
+    shown = ""
+    for word in row.words or ("",):
+        with pytest.raises(SystemExit) as ended:
+            importlib.import_module(module).main([*([word] if word else []), "--help"])
+        assert ended.value.code == 0
+        shown += capsys.readouterr().out
+    assert [flag for flag in row.flags if flag not in shown] == []
