@@ -23,27 +23,29 @@ from distensor.node.ipc import (
     parse_assignment,
 )
 from distensor.node.lifeline import die_with_parent, follow_stdin
+from distensor.node.pacer import Pacer
 
 
 def main() -> int:
     die_with_parent()
     emitter = claim_stdout()
-    mailbox = Mailbox()
+    pacer = Pacer(SYSTEM_CLOCK)
+    mailbox = Mailbox(on_pace=pacer.obey)
     follow_stdin(sys.stdin, mailbox.deliver)
     try:
         assignment = parse_assignment(mailbox.take())
     except ConfigError as error:
         emitter.failed(FailureCode.ERROR, error)
         return ExitCode.BAD_ASSIGNMENT
-    return _serve(emitter, mailbox, assignment)
+    return _serve(emitter, mailbox, assignment, pacer)
 
 
-def _serve(emitter: Emitter, mailbox: Mailbox, assignment: WorkerAssignment) -> int:
+def _serve(emitter: Emitter, mailbox: Mailbox, assignment: WorkerAssignment, pacer: Pacer) -> int:
     from distensor.node.runtime import WorkerRuntime
     from distensor.transport import Timeouts
 
     runtime = WorkerRuntime(
-        assignment=assignment, mailbox=mailbox, emitter=emitter, clock=SYSTEM_CLOCK, timeouts=Timeouts()
+        assignment=assignment, mailbox=mailbox, emitter=emitter, clock=SYSTEM_CLOCK, timeouts=Timeouts(), pacer=pacer
     )
     try:
         runtime.run()

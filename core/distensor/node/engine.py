@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from distensor.core.warm_up import RankFigures
     from distensor.node.ipc import WorkerAssignment
     from distensor.node.orders import JobPlan
+    from distensor.node.pacer import Pacer
     from distensor.optim.updater import State
     from distensor.transport import DataPlane
 
@@ -77,6 +78,7 @@ class ShardEngine:
 
     Args:
         groups: of this rank; by default they are made over torch.distributed, by all ranks at the same time.
+        pacer: says when to rest between micro-batches; by default never.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class ShardEngine:
         device: torch.device,
         clock: Clock,
         groups: MeshGroups | None = None,
+        pacer: Pacer | None = None,
     ) -> None:
         self._layout = RankLayout(assignment.parallel)
         self._rank = assignment.rank
@@ -94,6 +97,7 @@ class ShardEngine:
         self._plane = plane
         self._device = device
         self._clock = clock
+        self._pacer = pacer
         self._memory_limit = assignment.memory_limit
         self._runners: dict[int, StageRunner] = {}
         self._loaded = False
@@ -132,6 +136,7 @@ class ShardEngine:
             seed=plan.seed,
             replica=self._place.dp,
             weights=store,
+            pacer=self._pacer,
         )
         try:
             self._updater = Updater(plan.optimizer, store.updated, self._replicas(plan))

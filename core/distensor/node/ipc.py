@@ -9,7 +9,7 @@ import json
 import queue
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any, TextIO
@@ -133,20 +133,23 @@ def parse_line(line: str) -> dict[str, Any]:
 
 
 class Mailbox:
-    """What the supervisor says, by kind: `drain` may come at any time and is not queued behind anything."""
+    """What the supervisor says, by kind: `drain` and `pace` may come at any time and are queued behind nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_pace: Callable[[Mapping[str, Any]], None] = lambda _message: None) -> None:
+        self._on_pace = on_pace
         self._messages: queue.Queue[dict[str, Any]] = queue.Queue()
         self._draining = threading.Event()
 
     def deliver(self, message: dict[str, Any]) -> None:
         if message.get("type") == "drain":
             self._draining.set()
+        elif message.get("type") == "pace":
+            self._on_pace(message)
         else:
             self._messages.put(message)
 
     def take(self) -> dict[str, Any]:
-        """The next message that is not `drain`; blocks."""
+        """The next message of another kind; blocks."""
         return self._messages.get()
 
     @property

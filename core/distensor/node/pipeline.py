@@ -26,6 +26,7 @@ from distensor.transport.tensors import decode, encode
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from distensor.node.pacer import Pacer
     from distensor.program import StageProgram, StageRunner
     from distensor.sync import WeightStore
     from distensor.transport import SendHandle
@@ -90,6 +91,7 @@ class PipelineExecutor:
         rank_of_stage: where each stage of this replica lives.
         seed: of the job; dropout draws from (seed, step, replica, micro-batch, place in the model).
         weights: is told which stage comes next; None where the runners' weights are always there.
+        pacer: says when to rest after a pass of a micro-batch; None for never.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class PipelineExecutor:
         seed: int,
         replica: int,
         weights: WeightStore | None = None,
+        pacer: Pacer | None = None,
     ) -> None:
         self._plane = plane
         self._rank = rank
@@ -114,6 +117,7 @@ class PipelineExecutor:
         self._seed = seed
         self._replica = replica
         self._weights = weights
+        self._pacer = pacer
 
     def run(
         self,
@@ -143,12 +147,22 @@ class PipelineExecutor:
                 if self._weights is not None:
                     self._weights.turn_to(action.stage, gradients=action.phase is not Phase.FORWARD)
                 if action.micro_batch < len(batches):  # others of the group may have more, and the weights are shared
-                    self._act(run, action)
+                    self._act_and_rest(run, action)
         if self._weights is not None:
             self._weights.release()
         for handle in run.sends:
             handle.wait(None)
         return run.totals
+
+    def _act_and_rest(self, run: _Run, action: Action) -> None:
+        before = run.totals.compute_seconds
+        self._act(run, action)
+        if self._pacer is not None:
+            self._pacer.rest(run.totals.compute_seconds - before)
+
+    @property
+    def _paced(self) -> bool:
+        return self._pacer is not None and self._pacer.duty < 1.0
 
     def _act(self, run: _Run, action: Action) -> None:
         match action.phase:
@@ -188,8 +202,8 @@ class PipelineExecutor:
             run.totals.in_flight = max(run.totals.in_flight, len(run.held) + len(run.put_off))
 
     def _since(self, run: _Run, started: float) -> float:
-        """Seconds; a measured step waits for what an accelerator was only told to do."""
-        if run.measure and self._device.type != "cpu":
+        """Seconds; a step that is measured or paced waits for what an accelerator was only told to do."""
+        if (run.measure or self._paced) and self._device.type != "cpu":
             torch.accelerator.synchronize(self._device)
         return self._clock.monotonic() - started
 

@@ -19,6 +19,7 @@ from distensor.core.errors import (
     TransportError,
 )
 from distensor.node.ipc import Emitter, Mailbox, TopologyOrder, WorkerAssignment, parse_topology
+from distensor.node.pacer import Pacer
 from distensor.node.progress import ProgressReporter
 from distensor.node.snapshots import SnapshotServer, restore, take_snapshot
 from distensor.transport import Address, Channel, Credentials, DataPlane, Listener, PeerId, Timeouts
@@ -36,6 +37,7 @@ class WorkerRuntime:
 
     Args:
         mailbox: what the supervisor says after the assignment, from the stdin thread.
+        pacer: how hard to work; by default as hard as possible.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class WorkerRuntime:
         emitter: Emitter,
         clock: Clock,
         timeouts: Timeouts,
+        pacer: Pacer | None = None,
     ) -> None:
         self._assignment = assignment
         self._mailbox = mailbox
@@ -53,6 +56,7 @@ class WorkerRuntime:
         self._emitter = emitter
         self._clock = clock
         self._timeouts = timeouts
+        self._pacer = pacer or Pacer(clock)
         self._progress = ProgressReporter(emitter=emitter, clock=clock)
         self._after_reply: Callable[[], None] | None = None
 
@@ -88,6 +92,7 @@ class WorkerRuntime:
         try:
             self._emitter.emit("connected")
             self._progress.watch(plane)
+            self._pacer.attach(plane)
             self._serve(plane)
         finally:
             plane.close()
@@ -134,7 +139,9 @@ class WorkerRuntime:
             from distensor.transport.c10d import init_process_group
 
             init_process_group(plane, rank=self._assignment.rank, world_size=world)
-        return ShardEngine(assignment=self._assignment, plane=plane, device=device, clock=self._clock)
+        return ShardEngine(
+            assignment=self._assignment, plane=plane, device=device, clock=self._clock, pacer=self._pacer
+        )
 
     def _obey(self, plane: DataPlane, engine: ShardEngine, sequence: int) -> bool:
         """Run one command and answer it; False once the job is over."""

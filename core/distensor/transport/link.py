@@ -13,6 +13,7 @@ from distensor.core.clock import Clock
 from distensor.core.errors import FrameError, PeerLostError, TransportTimeoutError
 from distensor.transport.frames import FrameKind, encode_prefix
 from distensor.transport.mailbox import Mailbox
+from distensor.transport.rates import RateLimit
 from distensor.transport.round_trips import RoundTrips, answering, question_in
 from distensor.transport.types import Buffer, FrameLimits, LinkStats, Message, Tag, peer_name
 from distensor.transport.wire import WireReader, WireWriter, cut_off
@@ -96,6 +97,8 @@ class PeerLink:
     limits: FrameLimits
     on_lost: OnLost
     clock: Clock
+    send_limit: RateLimit
+    receive_limit: RateLimit
     _trips: RoundTrips = field(init=False, default_factory=RoundTrips)
     _answering: bool = field(init=False, default=False)
     """An answer is queued: a peer that asks faster than we send gets no second one."""
@@ -110,9 +113,9 @@ class PeerLink:
     _threads: tuple[threading.Thread, threading.Thread] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._writer = WireWriter(self.outbound, self.epoch)
+        self._writer = WireWriter(self.outbound, self.epoch, self.send_limit)
         self._writable.register(self.outbound, select.POLLOUT)
-        self._reader = WireReader(self.inbound, self.epoch, self.limits)
+        self._reader = WireReader(self.inbound, self.epoch, self.limits, limit=self.receive_limit)
         self._threads = (self._thread(self._send_loop, "to"), self._thread(self._read_loop, "from"))
 
     def _thread(self, run: Callable[[], None], direction: str) -> threading.Thread:
@@ -143,7 +146,7 @@ class PeerLink:
         if not self._writing.acquire(blocking=False):
             return False
         try:
-            if self._queue or self._ended is not None or not self._writable.poll(0):
+            if self._queue or self._ended is not None or self.send_limit.active or not self._writable.poll(0):
                 return False
             self._writer.data(head, views)
         except OSError as error:

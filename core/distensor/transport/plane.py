@@ -19,6 +19,7 @@ from distensor.transport.lanes import LaneTable
 from distensor.transport.link import PeerLink, SendHandle
 from distensor.transport.listener import Listener
 from distensor.transport.mailbox import Mailbox
+from distensor.transport.rates import RateLimit
 from distensor.transport.types import (
     Buffer,
     Channel,
@@ -45,6 +46,7 @@ class DataPlane:
         self.timeouts = timeouts
         self._limits = limits
         self._clock = clock
+        self._send_limit, self._receive_limit = RateLimit(clock), RateLimit(clock)
         self._mailbox = Mailbox(queued_limit=limits.queued)
         self._links: dict[int, PeerLink] = {}
         self._changed = threading.Condition()
@@ -132,6 +134,11 @@ class DataPlane:
     @property
     def peers(self) -> frozenset[int]:
         return frozenset(self._links)
+
+    def limit_rates(self, *, send: float | None, receive: float | None) -> None:
+        """Cap what all links together send and receive from now on, in bytes per second; None for no cap."""
+        self._send_limit.set_rate(send)
+        self._receive_limit.set_rate(receive)
 
     def stats(self) -> dict[int, LinkStats]:
         """Bytes and messages per peer, counted where they enter and leave the sockets."""
@@ -228,7 +235,18 @@ class DataPlane:
         thread.start()
 
     def _add_link(self, rank: int, outbound: ssl.SSLSocket, inbound: ssl.SSLSocket) -> None:
-        link = PeerLink(rank, self.me.epoch, outbound, inbound, self._mailbox, self._limits, self._lose, self._clock)
+        link = PeerLink(
+            rank,
+            self.me.epoch,
+            outbound,
+            inbound,
+            self._mailbox,
+            self._limits,
+            self._lose,
+            self._clock,
+            self._send_limit,
+            self._receive_limit,
+        )
         with self._changed:
             self._links = {**self._links, rank: link}
             link.start()

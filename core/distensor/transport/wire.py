@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from distensor.core.errors import FrameError
 from distensor.transport.frames import PREFIX_SIZE, FrameKind, Prefix, decode_prefix, encode_prefix
+from distensor.transport.rates import RateLimit
 from distensor.transport.types import Buffer, Channel, FrameLimits, Tag
 
 _RECORD = 1 << 14
@@ -37,10 +38,11 @@ class WireClosedError(OSError):
 class WireWriter:
     """Frames onto a connection. One thread at a time."""
 
-    __slots__ = ("_epoch", "_tls", "bytes_sent", "messages_sent")
+    __slots__ = ("_epoch", "_limit", "_tls", "bytes_sent", "messages_sent")
 
-    def __init__(self, tls: ssl.SSLSocket, epoch: int) -> None:
+    def __init__(self, tls: ssl.SSLSocket, epoch: int, limit: RateLimit | None = None) -> None:
         self._tls = tls
+        self._limit = limit
         self._epoch = epoch
         self.bytes_sent = 0
         self.messages_sent = 0
@@ -60,9 +62,14 @@ class WireWriter:
         self.messages_sent += 1
 
     def _write(self, data: Buffer) -> None:
-        view = memoryview(data)
+        view, limit = memoryview(data), self._limit
         while view:
-            count = self._tls.write(view)
+            if limit is not None and limit.active:
+                piece = view[: limit.piece(len(view))]
+                limit.spend(len(piece))
+                count = self._tls.write(piece)
+            else:
+                count = self._tls.write(view)
             self.bytes_sent += count
             view = view[count:]
 
@@ -105,12 +112,22 @@ _NOBODY_ELSE = _references([bytearray(1)], 0)
 class WireReader:
     """Frames off a connection. One thread at a time."""
 
-    __slots__ = ("_ahead", "_epoch", "_limits", "_room", "_rooms", "_tls", "bytes_received", "messages_received")
+    __slots__ = (
+        "_ahead", "_epoch", "_limit", "_limits", "_room", "_rooms", "_tls", "bytes_received", "messages_received",
+    )  # fmt: skip
 
-    def __init__(self, tls: ssl.SSLSocket, epoch: int, limits: FrameLimits, read_ahead: int = _RECORD) -> None:
+    def __init__(
+        self,
+        tls: ssl.SSLSocket,
+        epoch: int,
+        limits: FrameLimits,
+        read_ahead: int = _RECORD,
+        limit: RateLimit | None = None,
+    ) -> None:
         """`read_ahead=PREFIX_SIZE` reads a frame without header and body, and not a byte of what follows."""
         self._tls = tls
         self._epoch = epoch
+        self._limit = limit
         self._limits = limits
         self._room = memoryview(bytearray(read_ahead))
         self._ahead = self._room[:0]
@@ -164,6 +181,8 @@ class WireReader:
         if count == 0:
             raise WireClosedError("the connection was closed without a goodbye")
         self.bytes_received += count
+        if self._limit is not None and self._limit.active:
+            self._limit.spend(count)  # what is not read fills the window, and the peer stops sending
         return count
 
 

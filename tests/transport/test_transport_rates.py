@@ -1,0 +1,94 @@
+"""Caps on bytes per second: over any stretch of time no more passes than the cap and a short burst."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transport_kit import Authority, mesh
+
+from distensor.testing.clock import FakeClock
+from distensor.transport.rates import BURST_SECONDS, RateLimit
+from distensor.transport.types import Channel, Tag
+
+
+class SleepingClock(FakeClock):
+    """One thread: to sleep is to let the time pass."""
+
+    def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rate=st.floats(1e4, 1e7),
+    steps=st.lists(st.tuples(st.integers(1, 20_000), st.floats(0, 2)), min_size=1, max_size=12),
+)
+def test_no_stretch_of_time_has_more_than_its_share(rate: float, steps: list[tuple[int, float]]) -> None:
+    clock = SleepingClock()
+    limit = RateLimit(clock)
+    limit.set_rate(rate)
+    passed: list[tuple[float, int]] = []
+    for size, pause in steps:
+        clock.advance(pause)
+        left = size
+        while left:
+            piece = limit.piece(left)
+            limit.spend(piece)
+            passed.append((clock.monotonic(), piece))
+            left -= piece
+    for i in range(len(passed)):
+        for j in range(i, len(passed)):
+            # Pieces that passed within the stretch, the first of which may have been booked before it.
+            total = sum(size for _, size in passed[i + 1 : j + 1])
+            assert total <= rate * (passed[j][0] - passed[i][0] + BURST_SECONDS) + 1e-6
+
+
+def test_the_cap_is_reached() -> None:
+    clock = SleepingClock()
+    limit = RateLimit(clock)
+    limit.set_rate(1000.0)
+    started = clock.monotonic()
+    for _ in range(100):
+        limit.spend(100)
+    assert clock.monotonic() - started == pytest.approx(10.0, abs=BURST_SECONDS + 0.01)
+
+
+@pytest.mark.parametrize(("rate", "piece"), [(None, 1 << 20), (1e9, 1 << 16), (40_000.0, 10_000), (10.0, 512)])
+def test_pieces_are_short_enough_to_stay_heard(rate: float | None, piece: int) -> None:
+    limit = RateLimit(FakeClock())
+    limit.set_rate(rate)
+    assert limit.piece(1 << 20) == piece
+
+
+def test_a_cap_that_is_lifted_lets_a_waiting_piece_go() -> None:
+    limit: RateLimit
+
+    class Lifting(SleepingClock):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            if self.monotonic() > 1.0:
+                limit.set_rate(None)
+
+    clock = Lifting()
+    limit = RateLimit(clock)
+    limit.set_rate(1.0)
+    started = clock.monotonic()
+    limit.spend(100_000)
+    assert clock.monotonic() - started < 100.0
+    assert not limit.active
+
+
+def test_a_capped_plane_carries_the_same_bytes() -> None:
+    """Caps far above what the test takes would be no test: 4 MB/s for 1 MB, in real time, both directions."""
+    payload = bytes(range(256)) * 4096
+    with mesh(Authority(), 2) as planes:
+        planes[0].limit_rates(send=4e6, receive=None)
+        planes[1].limit_rates(send=None, receive=4e6)
+        handle = planes[0].send(1, Tag(Channel.META, 7), b"", [payload])
+        message = planes[1].recv(0, Tag(Channel.META, 7), 30.0)
+        handle.wait(30.0)
+        assert bytes(message.body) == payload
+        planes[0].limit_rates(send=None, receive=None)
+        planes[0].send(1, Tag(Channel.META, 8), b"", [payload]).wait(30.0)
+        assert bytes(planes[1].recv(0, Tag(Channel.META, 8), 30.0).body) == payload
