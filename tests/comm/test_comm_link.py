@@ -8,18 +8,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from comm_kit import LocalHub, client_of, hub_of, node_of, running
 from hub_kit import WordNode, ready_for, spec, until
 
-from distensor.comm import LinkState
+from distensor.comm import LinkState, NodeLink
 from distensor.comm.address import HubAddress
 from distensor.comm.messages import ClaimsAnswer, HeartbeatAnswer, HubToNode, Register, Welcome
 from distensor.comm.server import NodeSession, Principal, start_server
 from distensor.comm.tokens import JoinToken, Role
 from distensor.core.clock import SYSTEM_CLOCK
-from distensor.core.control import Earnings, JobState, Unit, UnitKey
+from distensor.core.control import Earnings, JobState, NodeInfo, Unit, UnitKey
 from distensor.core.errors import (
     PlacementError,
 )
@@ -301,3 +302,23 @@ async def test_an_answer_to_a_heartbeat_that_was_never_sent_is_no_connection(tmp
     async with node_at(tmp_path, WELCOME, lie) as (node, mute):
         await until(lambda: mute.registered >= 2)
         assert LinkState.CONNECTED not in {status.state for status in node.statuses}
+
+
+@pytest.mark.asyncio
+async def test_a_beat_that_is_wanted_and_cancelled_at_once_ends(tmp_path: Path) -> None:
+    """A node that is stopped says that it takes no more work and cancels its link in the same breath."""
+
+    class Stream:
+        def send(self, _message: object) -> None:
+            pass
+
+    info = NodeInfo(name="atlas-1", host="127.0.0.1", version="1", devices=())
+    handler: Any = None  # nothing is shown: no answer comes
+    link = NodeLink(None, tmp_path / "credential.json", lambda: info, lambda: (), handler)
+    beating = asyncio.ensure_future(link._beat(Stream(), 60.0))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    link.set_accepting(False)
+    await asyncio.sleep(0)
+    beating.cancel()
+    done, _ = await asyncio.wait([beating], timeout=5)
+    assert done

@@ -207,8 +207,10 @@ class NodeLink:
         while True:
             self._send_heartbeat(stream)
             self._beat_now.clear()
+            # Not `wait_for`: before Python 3.12 it loses a cancellation that comes together with the event.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._beat_now.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._beat_now.wait()
 
     def _send_heartbeat(self, stream: LinkStream) -> None:
         info = self._describe()
