@@ -173,9 +173,12 @@ def test_the_largest_bodies_are_mapped_not_zeroed() -> None:
 def test_limits_of_the_sender_come_before_the_wire() -> None:
     from distensor.transport.link import PeerLink
     from distensor.transport.mailbox import Mailbox
+    from distensor.transport.rates import RateLimit
 
     ours, theirs = socket.socketpair()
-    link = PeerLink(1, 1, ours, theirs, Mailbox(queued_limit=10), LIMITS, lambda *_: None, SYSTEM_CLOCK)  # type: ignore[arg-type]
+    free = RateLimit(SYSTEM_CLOCK)
+    mailbox = Mailbox(queued_limit=10)
+    link = PeerLink(1, 1, ours, theirs, mailbox, LIMITS, lambda *_: None, SYSTEM_CLOCK, free, free)  # type: ignore[arg-type]
     with pytest.raises(FrameError, match="send it in parts"):
         link.send(Tag(Channel.P2P), b"", [bytes(LIMITS.body + 1)])
     with pytest.raises(FrameError, match="send it in parts"):
