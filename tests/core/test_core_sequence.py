@@ -70,6 +70,16 @@ def test_from_the_shortest_length_on_nobody_is_empty(ranks: int, data: st.DataOb
     assert all(division.positions(length, rank) for rank in range(ranks))
 
 
+@pytest.mark.parametrize(("ranks", "shortest"), [(1, 1), (2, 2), (3, 3), (4, 6), (5, 8)])
+def test_the_shortest_length_is_exact(ranks: int, shortest: int) -> None:
+    """Five positions over four ranks leave one rank without any, though four do not."""
+    division = HeadTail(ranks=ranks)
+    assert division.shortest == shortest
+    if ranks > 1:
+        assert not all(division.positions(shortest - 1, rank) for rank in range(ranks))
+    assert all(division.positions(length, rank) for rank in range(ranks) for length in range(shortest, 8 * ranks))
+
+
 def test_short_sequences_leave_chunks_empty() -> None:
     assert [HeadTail(ranks=3).positions(2, rank) for rank in range(3)] == [(1,), (), (0,)]
 

@@ -51,7 +51,17 @@ class HeadTail:
     @property
     def shortest(self) -> int:
         """From this length on every rank holds a position."""
-        return -(-self.marks[-1] // min(self.weights)) if self.weights else self.ranks
+        length = -(-self.marks[-1] // min(self.weights, default=1))  # no chunk is empty from here on
+        while length > 1 and self._nobody_is_empty(length - 1):
+            length -= 1
+        return length
+
+    def _nobody_is_empty(self, length: int) -> bool:
+        sizes = [stop - start for start, stop in itertools.pairwise(self.cuts(length))]
+        held = dict.fromkeys(self.owners, 0)
+        for owner, size in zip(self.owners, sizes, strict=True):
+            held[owner] += size
+        return all(held.values())
 
     def cuts(self, length: int) -> tuple[int, ...]:
         """Positions where chunks begin and end in a sequence of `length`: 2P + 1 numbers from 0 to `length`."""
