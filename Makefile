@@ -40,9 +40,11 @@ types: $(STAMP) ## mypy --strict
 layers: $(STAMP) ## import-linter: which package may import which
 	$(VENV)/bin/lint-imports
 
-wheels: $(STAMP) ## the three sdists, and from each its wheel, into dist/
+wheels: $(STAMP) ## the three sdists, and from each its wheel, into dist/, with SHA256SUMS for the installers
 	rm -rf dist
 	for folder in $(DISTRIBUTIONS); do $(PY) -m build --outdir dist "$$folder" || exit 1; done
+	cp constraints.txt dist/
+	cd dist && $(abspath $(PY)) -c 'import hashlib, pathlib; [print(hashlib.sha256(p.read_bytes()).hexdigest(), "", p.name, sep=" ") for p in sorted(pathlib.Path().iterdir()) if p.suffix in (".whl", ".txt")]' > SHA256SUMS.new && mv SHA256SUMS.new SHA256SUMS
 
 proto: $(STAMP) ## regenerate the stubs of the control protocol
 	cd core && ../$(PY) -m grpc_tools.protoc --plugin=protoc-gen-mypy=../$(VENV)/bin/protoc-gen-mypy \

@@ -210,8 +210,7 @@ VERBS: tuple[Verb, ...] = (
         group=Group.SET_UP,
         about="Remove disTensor from this machine, exactly what was installed.",
         wheel=_SERVER,
-        planned=True,
-        flags=("--json", "--purge", "--dry-run"),
+        flags=("--json", "--purge", "--dry-run", "--system"),
         examples=(
             ("distensor uninstall --dry-run", "list what would be removed"),
             ("distensor uninstall --purge", "identity, receipts and settings too"),

@@ -1,0 +1,733 @@
+#!/usr/bin/env bash
+# Installs disTensor on macOS: macos.sh --help
+# Made by installers/assemble.sh from installers/parts.
+# shellcheck disable=SC2317,SC2034  # functions are called by the name of the platform
+set -euo pipefail
+
+VERSION="0.1.0"
+PLATFORM=macos
+
+# What all scripts share: words, the list of what was made, the lock. bash 3.2 (macOS) understands all of it.
+
+DRY=no
+SYSTEM=no
+PURGE=no
+STEP="start"
+FINISHED=no
+LOCKED=no
+WORK=""
+
+say() { printf '%s\n' "$*"; }
+warn() { printf 'distensor: %s\n' "$*" >&2; }
+fail() {
+    printf 'distensor: %s\n' "$*" >&2
+    exit "${FAIL_CODE:-1}"
+}
+
+step() {
+    STEP="$1"
+    say "-- $1"
+}
+
+expect_home() {
+    case "${HOME:-}" in
+        /*) ;;
+        *) fail "HOME is '${HOME:-}': expected the path of the home folder" ;;
+    esac
+}
+
+# xdg NAME DEFAULT: the value of an XDG variable; the specification says to ignore a relative one.
+xdg() {
+    local value="${!1:-}"
+    case "$value" in
+        /*) printf '%s' "$value" ;;
+        *) printf '%s' "$2" ;;
+    esac
+}
+
+system_places() {
+    APP=/opt/distensor
+    STATE=/var/lib/private/distensor
+    CONFIG=/etc/distensor
+    MANIFEST=/etc/distensor/installed.manifest
+    LOCK_FOLDER=/opt
+    BIN=/usr/local/bin
+    UNIT=/etc/systemd/system/distensor.service
+}
+
+# -- the list: KIND<TAB>PATH[<TAB>SHA256], written before the thing is made (distensor_server/service/manifest.py)
+
+record() {
+    local line
+    line="$(printf '%s\t%s' "$1" "$2")"
+    grep -qxF -- "$line" "$MANIFEST" 2>/dev/null || printf '%s\n' "$line" >>"$MANIFEST"
+}
+
+# missing_folders PATH: PATH and the folders above it that are not there, the outermost first.
+missing_folders() {
+    local path="$1" list=""
+    while [ ! -d "$path" ]; do
+        list="$path
+$list"
+        path="$(dirname "$path")"
+    done
+    printf '%s' "$list"
+}
+
+# open_list: the folder of the list and its first lines.
+open_list() {
+    local folder made
+    folder="$(dirname "$MANIFEST")"
+    made="$(missing_folders "$folder")"
+    mkdir -p "$folder" || fail "$folder cannot be made; is the disk full or read-only?"
+    touch "$MANIFEST" || fail "$MANIFEST cannot be written; is the disk full or read-only?"
+    printf '%s\n' "$made" | while IFS= read -r path; do
+        [ -z "$path" ] || [ "$path" = "$STATE" ] || [ "$path" = "$CONFIG" ] || record dir "$path"
+    done
+}
+
+# make_folder PATH: with a line for each folder that was not there.
+make_folder() {
+    local made
+    made="$(missing_folders "$1")"
+    printf '%s\n' "$made" | while IFS= read -r path; do
+        [ -z "$path" ] || record dir "$path"
+    done
+    mkdir -p "$1" || fail "$1 cannot be made; is the disk full or read-only?"
+}
+
+# -- one at a time: the kernel frees the lock of a script that was killed. macOS has no command flock, Python has one.
+# The lock lies on a folder that is always there, so that nothing has to be made for it. A file system without locks
+# (some network homes) is no reason to refuse.
+
+LOCK_CODE='
+import fcntl, sys
+try:
+    fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    sys.exit(75)
+except OSError:
+    pass
+'
+
+take_lock() {
+    local python="$1" folder="$2" code=0
+    exec 9<"$folder"
+    "$python" -c "$LOCK_CODE" || code=$?
+    [ "$code" != 75 ] || FAIL_CODE=75 fail "another installation runs at this moment; try again when it has ended"
+    LOCKED=yes
+}
+
+sha256_of() {
+    if command -v sha256sum >/dev/null 2>&1; then
+        sha256sum <"$1" | cut -d ' ' -f 1
+    else
+        shasum -a 256 <"$1" | cut -d ' ' -f 1
+    fi
+}
+
+# macOS: places, Python, launchd. Not run on a Mac yet; tested with recorded answers of its commands.
+
+LABEL=org.distensor.server
+
+macos_places() {
+    [ "$SYSTEM" = no ] || fail "--system: on macOS disTensor runs as an agent of the user; leave --system out"
+    expect_home
+    STATE="$HOME/Library/Application Support/distensor"
+    CONFIG="$STATE"
+    APP="$STATE/app"
+    MANIFEST="$STATE/installed.manifest"
+    LOCK_FOLDER="$HOME"
+    BIN="$HOME/.local/bin"
+    UNIT="$HOME/Library/LaunchAgents/$LABEL.plist"
+}
+
+macos_check() {
+    [ "$(uname -s)" = Darwin ] || fail "this is $(uname -s), not macOS; use linux.sh on Linux"
+    [ "$(id -u)" != 0 ] || [ -z "${SUDO_USER:-}" ] || fail "run it without sudo: it installs for you alone"
+    say "macOS $(sw_vers -productVersion), $(uname -m)"
+    [ "$(uname -m)" = arm64 ] || fail "PyTorch has no build for Macs with Intel processors any more"
+}
+
+# Never /usr/bin/python3: without the developer tools it opens a window instead of running.
+macos_pythons() {
+    local version folder
+    for version in 3.13 3.12 3.11 3.14; do
+        printf 'python%s\n' "$version"
+        for folder in /opt/homebrew/bin /usr/local/bin "/Library/Frameworks/Python.framework/Versions/$version/bin"; do
+            printf '%s/python%s\n' "$folder" "$version"
+        done
+    done
+}
+
+macos_python_hint() {
+    if command -v brew >/dev/null 2>&1; then
+        say "brew install python@3.12"
+    else
+        say "install Python 3.12 from https://www.python.org/downloads/macos/"
+    fi
+}
+
+macos_manager() {
+    launchctl version >/dev/null 2>&1
+}
+
+# What `distensor service uninstall` does, for an installation whose Python is gone. bootout answers before the agent
+# has ended, and one whose files are removed under it would be restarted for ever.
+macos_stop_service() {
+    local domain looks
+    for domain in "gui/$(id -u)" "user/$(id -u)"; do
+        launchctl print "$domain/$LABEL" >/dev/null 2>&1 || continue
+        launchctl bootout "$domain/$LABEL" >/dev/null 2>&1 || true
+        looks=0
+        while launchctl print "$domain/$LABEL" >/dev/null 2>&1; do
+            looks=$((looks + 1))
+            [ "$looks" -lt 260 ] || fail "$domain/$LABEL does not end; launchctl kill KILL $domain/$LABEL ends it"
+            sleep 0.5
+        done
+    done
+}
+
+macos_forget_service() { :; }
+
+macos_after() { :; }
+
+# Uninstalling: the service first, then the list backwards. Also for what was installed half or whose Python is gone.
+
+# ours PATH: whether it is one of our folders or lies in one; nothing else is ever removed with all that is in it.
+ours() {
+    case "$1" in
+        */distensor | */distensor/*) return 0 ;;
+        *) return 1 ;;
+    esac
+}
+
+program_works() {
+    "$APP/current/bin/distensor-server" --version >/dev/null 2>&1
+}
+
+scope() {
+    [ "$SYSTEM" = no ] || printf '%s' --system
+}
+
+stop_service() {
+    [ -e "$UNIT" ] || return 0
+    grep -q "distensor service install" "$UNIT" || {
+        warn "$UNIT was not written by disTensor and is left alone"
+        return 0
+    }
+    # shellcheck disable=SC2046  # no word or one
+    if program_works && "$APP/current/bin/distensor" service uninstall $(scope) 9>&-; then
+        return 0
+    fi
+    "${PLATFORM}_stop_service"
+    rm -f "$UNIT"
+    "${PLATFORM}_forget_service"
+    say "stopped, and removed $UNIT"
+}
+
+# The key is a secret and goes in any case; a key in the keyring is known only to the program.
+forget_key() {
+    if [ "$SYSTEM" = no ] && program_works; then
+        "$APP/current/bin/distensor" auth logout >/dev/null 2>&1 9>&- || true
+    fi
+    rm -f "$CONFIG/api_key" "$CONFIG/api_key.in-keyring" "$CONFIG/key"
+}
+
+remove_line() {
+    local kind="$1" path="$2" sum="$3"
+    case "$kind" in
+        dir) [ ! -d "$path" ] || rmdir "$path" 2>/dev/null || printf '%s\t%s\n' "$kind" "$path" ;;
+        tree) ! ours "$path" || [ ! -e "$path" ] || rm -rf "$path" ;;
+        link) remove_link "$path" ;;
+        file) remove_file "$path" "$sum" ;;
+        kept) remove_kept "$path" ;;
+    esac
+}
+
+remove_link() {
+    [ -L "$1" ] || return 0
+    case "$(readlink "$1")" in
+        "$APP"/*) rm -f "$1" ;;
+        *) warn "$1 points elsewhere by now and is left alone" ;;
+    esac
+}
+
+remove_file() {
+    [ -f "$1" ] || return 0
+    if [ "$(sha256_of "$1")" = "$2" ]; then
+        rm -f "$1"
+    else
+        warn "$1 was changed since and is left alone"
+    fi
+}
+
+remove_kept() {
+    [ -d "$1" ] || return 0
+    if [ "$PURGE" = yes ] && ours "$1"; then
+        rm -rf "$1"
+    elif ! rmdir "$1" 2>/dev/null; then
+        printf 'kept\t%s\n' "$1"
+    fi
+}
+
+# walk_list LINES: remove backwards; prints the lines of what stays.
+walk_list() {
+    local kind path sum
+    printf '%s\n' "$1" | awk '{ line[NR] = $0 } END { for (i = NR; i > 0; i--) print line[i] }' |
+        while IFS="$(printf '\t')" read -r kind path sum; do
+            case "$path" in
+                /*) remove_line "$kind" "$path" "$sum" ;;
+            esac
+        done
+}
+
+show_list() {
+    local kind path _
+    printf '%s\n' "$1" | while IFS="$(printf '\t')" read -r kind path _; do
+        case "$kind" in
+            dir) say "would remove $path (if it is empty then)" ;;
+            kept)
+                if [ "$PURGE" = yes ]; then
+                    say "would remove $path"
+                else
+                    say "would keep $path (--purge removes it)"
+                fi
+                ;;
+            tree | link | file) say "would remove $path" ;;
+        esac
+    done
+}
+
+# take_away: everything of the list; what stays is written to the list again, in its old order.
+take_away() {
+    local lines left made
+    lines="$(cat "$MANIFEST" 2>/dev/null)" || true
+    if [ -z "$lines" ]; then
+        rm -f "$MANIFEST"
+        rmdir "$STATE" 2>/dev/null || true
+        return 0
+    fi
+    rm -f "$MANIFEST"
+    left="$(walk_list "$lines")"
+    # Folders that others use by now are theirs; only for what is kept there will be a next time.
+    if printf '%s\n' "$left" | grep -q '^kept'; then
+        made="$(missing_folders "$(dirname "$MANIFEST")")"
+        mkdir -p "$(dirname "$MANIFEST")"
+        {
+            printf '%s\n' "$made" | sed -e '/^$/d' -e "s/^/dir$(printf '\t')/"
+            printf '%s\n' "$left" | awk '{ line[NR] = $0 } END { for (i = NR; i > 0; i--) print line[i] }'
+        } >"$MANIFEST"
+    fi
+}
+
+uninstall() {
+    if [ ! -e "$MANIFEST" ]; then
+        say "disTensor is not installed here (there is no $MANIFEST)"
+        return 0
+    fi
+    if [ "$DRY" = yes ]; then
+        [ ! -e "$UNIT" ] || say "would stop the service and remove $UNIT"
+        say "would remove the key"
+        show_list "$(cat "$MANIFEST")"
+        return 0
+    fi
+    stop_service
+    forget_key
+    take_away
+    if [ -e "$MANIFEST" ]; then
+        say "Removed. Kept, because it is yours:"
+        awk -F '\t' '$1 == "kept" { print "  " $2 }' "$MANIFEST"
+        say "uninstall.sh --purge removes that, too."
+    else
+        say "Removed; nothing is left."
+    fi
+}
+
+# Installing and updating. Each installation is an environment of its own; `current` points to the one in use, so an
+# update that fails goes back by pointing there again.
+
+SERVICE=yes
+KEY=""
+PYTHON=""
+OLD=""
+NEW=""
+SWITCHED=no
+KEY_REFUSED=no
+
+find_python() {
+    local name tried="" bare=""
+    for name in ${DISTENSOR_PYTHON:+"$DISTENSOR_PYTHON"} $("${PLATFORM}_pythons"); do
+        command -v "$name" >/dev/null 2>&1 || continue
+        if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
+            if "$name" -c 'import venv, ensurepip' >/dev/null 2>&1; then
+                PYTHON="$(command -v "$name")"
+                say "Python: $PYTHON"
+                return
+            fi
+            bare="$name"
+        else
+            tried="$tried $name"
+        fi
+    done
+    [ -z "$bare" ] || fail "$bare cannot make virtual environments; this adds it: $("${PLATFORM}_python_hint")"
+    [ -z "$tried" ] || warn "too old:$tried"
+    fail "Python 3.11 or newer was not found; this installs it: $("${PLATFORM}_python_hint")"
+}
+
+# wheel NAME: the file that SHA256SUMS names for a distribution of this version.
+wheel() {
+    local found
+    found="$(awk -v start="$1-$VERSION-" 'index($2, start) == 1 { print $2 }' "$WORK/SHA256SUMS")"
+    case "$found" in
+        "") fail "$DISTENSOR_WHEELS/SHA256SUMS names no wheel of $1 $VERSION, which this installer belongs to" ;;
+        *[!A-Za-z0-9._+-]*) fail "$DISTENSOR_WHEELS/SHA256SUMS names more than one wheel of $1 $VERSION, or a strange one: $found" ;;
+    esac
+    printf '%s' "$found"
+}
+
+# verified NAME: copy it, then compare the copy's sum, so that what was compared is what is installed.
+verified() {
+    local wanted is
+    cp "$DISTENSOR_WHEELS/$1" "$WORK/$1" || fail "$DISTENSOR_WHEELS/$1 cannot be read"
+    wanted="$(awk -v name="$1" '$2 == name { print $1 }' "$WORK/SHA256SUMS")"
+    is="$(sha256_of "$WORK/$1")"
+    [ "$is" = "$wanted" ] || fail "$1 is not the file it should be: sha256 $is, expected $wanted"
+}
+
+check_wheels() {
+    [ -n "${DISTENSOR_WHEELS:-}" ] || fail "there is no public place to download from yet; build the wheels from the \
+source (make wheels) and name their folder: DISTENSOR_WHEELS=/path/to/dist"
+    [ -f "$DISTENSOR_WHEELS/SHA256SUMS" ] || fail "$DISTENSOR_WHEELS/SHA256SUMS is not there; make wheels writes it"
+    cp "$DISTENSOR_WHEELS/SHA256SUMS" "$WORK/SHA256SUMS"
+    LIBRARY="$(wheel distensor)"
+    SUPERVISOR="$(wheel distensor_server)"
+    DASHBOARD="$(wheel distensor_tui)"
+    verified "$LIBRARY"
+    verified "$SUPERVISOR"
+    verified "$DASHBOARD"
+    CONSTRAINTS=""
+    if grep -q ' constraints.txt$' "$WORK/SHA256SUMS"; then
+        verified constraints.txt
+        CONSTRAINTS="$WORK/constraints.txt"
+    fi
+    say "three wheels of $VERSION, sums as expected"
+}
+
+# take_key: out of the environment at once, so that nothing started from here inherits it.
+take_key() {
+    set +x
+    KEY="${DISTENSOR_API_KEY:-${DISTENSOR_JOIN_TOKEN:-}}"
+    unset DISTENSOR_API_KEY DISTENSOR_JOIN_TOKEN
+}
+
+has_key() {
+    [ -n "$KEY" ] || [ -e "$CONFIG/api_key" ] || [ -e "$CONFIG/api_key.in-keyring" ] || [ -e "$CONFIG/key" ] ||
+        [ -e "$STATE/server/credential.json" ] || [ -e "$STATE/credential.json" ]
+}
+
+# `DISTENSOR_API_KEY=... curl ... | bash` gives the variable to curl alone: ask, or say how it is written.
+ask_key() {
+    has_key && return
+    if [ "$DRY" = no ] && (exec </dev/tty) 2>/dev/null; then
+        printf 'Key of this machine (dtj_..., not shown; Enter to give it later): ' >/dev/tty
+        IFS= read -r -s KEY </dev/tty || KEY=""
+        printf '\n' >/dev/tty
+    fi
+}
+
+say_how_to_give_the_key() {
+    say "There is no key yet. In front of a pipe only the first command gets a variable; give it to bash:"
+    say "  curl -fsSL ... | DISTENSOR_API_KEY=dtj_... bash"
+    say "or give the key now:"
+    say "  $BIN/distensor auth login"
+}
+
+prepare() {
+    open_list
+    make_folder "$(dirname "$APP")"
+    [ "$SYSTEM" = yes ] || make_folder "$(dirname "$CONFIG")"
+    record kept "$STATE"
+    record kept "$CONFIG"
+    record tree "$APP"
+    mkdir -p "$APP" || fail "$APP cannot be made; is the disk full or read-only?"
+    if [ "$SYSTEM" = yes ]; then
+        # systemd makes the state directory itself, for the user that it invents, and this link to it.
+        record kept /var/lib/distensor
+    else
+        [ -d "$CONFIG" ] || mkdir -m 700 "$CONFIG"
+    fi
+    [ ! -L "$APP/current" ] || OLD="$(readlink "$APP/current")"
+    local leftover
+    for leftover in "$APP"/venv.*; do
+        # What an interrupted run left.
+        [ ! -d "$leftover" ] || [ "$(basename "$leftover")" = "$OLD" ] || rm -rf "$leftover"
+    done
+}
+
+up_to_date() {
+    [ -n "$OLD" ] && cmp -s "$WORK/SHA256SUMS" "$APP/$OLD/SHA256SUMS" && answers_version "$APP/$OLD"
+}
+
+make_environment() {
+    local folder
+    folder="$(mktemp -d "$APP/venv.XXXXXX")"
+    NEW="$(basename "$folder")"
+    [ "$SYSTEM" = no ] || chmod 755 "$folder"
+    "$PYTHON" -m venv "$folder" >"$WORK/venv.log" 2>&1 || {
+        tail -n 5 "$WORK/venv.log" >&2
+        fail "$PYTHON could not make a virtual environment; this may help: $("${PLATFORM}_python_hint")"
+    }
+}
+
+install_wheels() {
+    # DISTENSOR_PIP_ARGS: more options for pip, in words: another index, or --no-index --find-links /media/usb
+    # shellcheck disable=SC2086  # words
+    "$APP/$NEW/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
+        ${CONSTRAINTS:+-c "$CONSTRAINTS"} ${DISTENSOR_PIP_ARGS:-} \
+        "$WORK/$LIBRARY" "$WORK/$SUPERVISOR" "$WORK/$DASHBOARD" >"$WORK/pip.log" 2>&1 || {
+        tail -n 15 "$WORK/pip.log" >&2
+        fail "pip could not install the wheels"
+    }
+}
+
+answers_version() {
+    [ "$("$1/bin/distensor" --version 2>/dev/null)" = "distensor $VERSION" ] &&
+        [ "$("$1/bin/distensor-server" --version 2>/dev/null)" = "distensor-server $VERSION" ]
+}
+
+check_environment() {
+    answers_version "$APP/$NEW" || fail "what was installed does not run: $APP/$NEW/bin/distensor-server --version"
+    cp "$WORK/SHA256SUMS" "$APP/$NEW/SHA256SUMS"
+}
+
+# point_to NAME: rename(2) over the old link; mv would go into the folder that it points to.
+point_to() {
+    ln -sfn "$1" "$APP/current.new"
+    "$PYTHON" -c 'import os, sys; os.replace(*sys.argv[1:])' "$APP/current.new" "$APP/current"
+}
+
+switch() {
+    SWITCHED=yes
+    point_to "$NEW"
+}
+
+make_links() {
+    local name
+    make_folder "$BIN"
+    for name in distensor distensor-server; do
+        if [ -e "$BIN/$name" ] && [ "$(readlink "$BIN/$name" 2>/dev/null)" != "$APP/current/bin/$name" ]; then
+            fail "$BIN/$name is there already and was not made by this installer; move it away, then try again"
+        fi
+        record link "$BIN/$name"
+        ln -sfn "$APP/current/bin/$name" "$BIN/$name"
+    done
+}
+
+keep_key() {
+    local said code=0
+    [ -n "$KEY" ] || return 0
+    if [ "$SYSTEM" = yes ]; then
+        printf '%s\n' "$KEY" >"$CONFIG/key"
+        return
+    fi
+    said="$(printf '%s\n' "$KEY" | "$APP/current/bin/distensor" auth login --stdin 2>&1 9>&-)" || code=$?
+    if [ "$code" = 69 ]; then
+        warn "the hub does not answer now; the key is kept without having been tried"
+        code=0
+        said="$(printf '%s\n' "$KEY" | "$APP/current/bin/distensor" auth login --stdin --no-test 2>&1 9>&-)" || code=$?
+    fi
+    say "$said"
+    [ "$code" = 0 ] || KEY_REFUSED=yes
+}
+
+start_service() {
+    # shellcheck disable=SC2046  # no word or one
+    "$APP/current/bin/distensor" service install $(scope) 9>&- || fail "the service does not start"
+}
+
+# Success is said only after the supervisor itself has answered.
+check_health() {
+    local looks=0 socket=""
+    [ "$SYSTEM" = no ] || socket=/run/distensor/supervisor.sock
+    until "$APP/current/bin/distensor" status ${socket:+--socket "$socket"} >"$WORK/status" 2>&1 9>&-; do
+        looks=$((looks + 1))
+        if [ "$looks" -ge "${DISTENSOR_HEALTH_LOOKS:-60}" ]; then
+            tail -n 3 "$WORK/status" >&2
+            fail "the service was started, but the supervisor does not answer"
+        fi
+        sleep 0.5
+    done
+}
+
+# undo: after any failure. An update goes back to what ran before; of a first installation nothing is left.
+undo() {
+    set +e
+    if [ -n "$OLD" ] && [ "$SWITCHED" = yes ]; then
+        point_to "$OLD"
+        # shellcheck disable=SC2046  # no word or one
+        [ ! -e "$UNIT" ] || "$APP/current/bin/distensor" service install $(scope) >/dev/null 2>&1 9>&-
+        warn "went back to the version that was there before"
+    fi
+    if [ -z "$OLD" ]; then
+        stop_service >/dev/null 2>&1
+        [ -z "$KEY" ] || forget_key
+        PURGE=no
+        take_away
+        warn "nothing of this attempt is left; it can be tried again"
+    elif [ -n "$NEW" ]; then
+        rm -rf "${APP:?}/$NEW"
+    fi
+}
+
+on_exit() {
+    local code=$?
+    if [ "$FINISHED" = no ] && [ "$code" != 0 ]; then
+        warn "stopped at: $STEP"
+        [ "$LOCKED" = no ] || undo
+    fi
+    [ -z "$WORK" ] || rm -rf "$WORK"
+    exit "$code"
+}
+
+plan() {
+    say "would make an environment in $APP with $PYTHON and install into it:"
+    say "  $LIBRARY $SUPERVISOR $DASHBOARD, and what they need (PyTorch: about 1 GB, several for CUDA)"
+    say "would point $APP/current to it after both programs have answered"
+    say "would link $BIN/distensor and $BIN/distensor-server"
+    [ -z "$KEY" ] || say "would keep the key with distensor auth login"
+    [ "$SERVICE" = no ] || say "would write $UNIT, start it, and wait until the supervisor answers"
+    say "would list all this in $MANIFEST"
+}
+
+install() {
+    trap on_exit EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM HUP
+    step "machine"
+    "${PLATFORM}_check"
+    step "python"
+    find_python
+    WORK="$(mktemp -d "${TMPDIR:-/tmp}/distensor.XXXXXXXX")"
+    step "wheels"
+    check_wheels
+    ask_key
+    if [ "$DRY" = yes ]; then
+        plan
+        FINISHED=yes
+        return
+    fi
+    step "folders"
+    take_lock "$PYTHON" "$LOCK_FOLDER"
+    prepare
+    if up_to_date; then
+        say "these wheels are installed already"
+        NEW=""
+    else
+        step "environment"
+        make_environment
+        step "packages (PyTorch is large: minutes)"
+        install_wheels
+        step "try the programs"
+        check_environment
+        step "switch"
+        switch
+    fi
+    step "links"
+    make_links
+    step "key"
+    keep_key
+    run_service
+    FINISHED=yes
+    remove_old
+    farewell
+}
+
+# A supervisor that was started by hand still runs from the old environment; then the next update removes it.
+remove_old() {
+    [ -n "$OLD" ] && [ -n "$NEW" ] || return 0
+    if [ "$SERVICE" = yes ]; then
+        rm -rf "${APP:?}/$OLD"
+    else
+        say "A supervisor that runs now is still the old version: stop it and start it again."
+    fi
+}
+
+run_service() {
+    if [ "$SERVICE" = no ]; then
+        return
+    elif ! "${PLATFORM}_manager"; then
+        SERVICE=none
+        return
+    fi
+    step "service"
+    start_service
+    step "health"
+    check_health
+}
+
+farewell() {
+    say ""
+    case "$SERVICE" in
+        yes) say "disTensor $VERSION is installed and its supervisor answers." ;;
+        no) say "disTensor $VERSION is installed, without a service. Start it: $BIN/distensor-server run" ;;
+        none) say "disTensor $VERSION is installed. No service manager answers here, so start it: $BIN/distensor-server run" ;;
+    esac
+    case ":${PATH:-}:" in
+        *":$BIN:"*) say "Look at it: distensor" ;;
+        *) say "Look at it: $BIN/distensor   ($BIN is not in PATH)" ;;
+    esac
+    [ "$SERVICE" = no ] || "${PLATFORM}_after"
+    has_key || say_how_to_give_the_key
+    if [ "$KEY_REFUSED" = yes ]; then
+        warn "the key was refused, as said above; give another one: $BIN/distensor auth login"
+        exit 77
+    fi
+}
+
+usage() {
+    cat <<EOF
+Installs disTensor $VERSION for one person, into the home folder; run again, it updates and keeps all settings.
+
+  --dry-run      print what would be done, change nothing
+  --no-service   do not start the supervisor in the background
+  --uninstall    remove what was installed; with --purge also identity, receipts, settings and logs
+  --system       for the whole machine instead (Linux with systemd, root)
+  --version      print the version
+
+DISTENSOR_WHEELS     the folder with the wheels and their SHA256SUMS (make wheels)
+DISTENSOR_API_KEY    the key of this machine, dtj_...; write it behind the pipe: curl ... | DISTENSOR_API_KEY=... bash
+DISTENSOR_PYTHON     a Python that is not on PATH
+DISTENSOR_PIP_ARGS   more options for pip, for example: --no-index --find-links /media/usb
+EOF
+}
+
+main() {
+    local remove=no
+    umask 022
+    take_key
+    while [ $# -gt 0 ]; do
+        case "$1" in
+            --dry-run) DRY=yes ;;
+            --no-service) SERVICE=no ;;
+            --system) SYSTEM=yes ;;
+            --uninstall) remove=yes ;;
+            --purge) PURGE=yes ;;
+            --version) say "distensor installer $VERSION" && exit 0 ;;
+            --help | -h) usage && exit 0 ;;
+            *) FAIL_CODE=64 fail "unknown option '$1'; --help lists them" ;;
+        esac
+        shift
+    done
+    "${PLATFORM}_places"
+    if [ "$remove" = yes ]; then
+        uninstall
+    elif [ "$PURGE" = yes ]; then
+        FAIL_CODE=64 fail "--purge goes with --uninstall"
+    else
+        install
+    fi
+    exit 0
+}
+
+main "$@"

@@ -1,0 +1,340 @@
+# Installing and updating. Each installation is an environment of its own; `current` points to the one in use, so an
+# update that fails goes back by pointing there again.
+
+SERVICE=yes
+KEY=""
+PYTHON=""
+OLD=""
+NEW=""
+SWITCHED=no
+KEY_REFUSED=no
+
+find_python() {
+    local name tried="" bare=""
+    for name in ${DISTENSOR_PYTHON:+"$DISTENSOR_PYTHON"} $("${PLATFORM}_pythons"); do
+        command -v "$name" >/dev/null 2>&1 || continue
+        if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
+            if "$name" -c 'import venv, ensurepip' >/dev/null 2>&1; then
+                PYTHON="$(command -v "$name")"
+                say "Python: $PYTHON"
+                return
+            fi
+            bare="$name"
+        else
+            tried="$tried $name"
+        fi
+    done
+    [ -z "$bare" ] || fail "$bare cannot make virtual environments; this adds it: $("${PLATFORM}_python_hint")"
+    [ -z "$tried" ] || warn "too old:$tried"
+    fail "Python 3.11 or newer was not found; this installs it: $("${PLATFORM}_python_hint")"
+}
+
+# wheel NAME: the file that SHA256SUMS names for a distribution of this version.
+wheel() {
+    local found
+    found="$(awk -v start="$1-$VERSION-" 'index($2, start) == 1 { print $2 }' "$WORK/SHA256SUMS")"
+    case "$found" in
+        "") fail "$DISTENSOR_WHEELS/SHA256SUMS names no wheel of $1 $VERSION, which this installer belongs to" ;;
+        *[!A-Za-z0-9._+-]*) fail "$DISTENSOR_WHEELS/SHA256SUMS names more than one wheel of $1 $VERSION, or a strange one: $found" ;;
+    esac
+    printf '%s' "$found"
+}
+
+# verified NAME: copy it, then compare the copy's sum, so that what was compared is what is installed.
+verified() {
+    local wanted is
+    cp "$DISTENSOR_WHEELS/$1" "$WORK/$1" || fail "$DISTENSOR_WHEELS/$1 cannot be read"
+    wanted="$(awk -v name="$1" '$2 == name { print $1 }' "$WORK/SHA256SUMS")"
+    is="$(sha256_of "$WORK/$1")"
+    [ "$is" = "$wanted" ] || fail "$1 is not the file it should be: sha256 $is, expected $wanted"
+}
+
+check_wheels() {
+    [ -n "${DISTENSOR_WHEELS:-}" ] || fail "there is no public place to download from yet; build the wheels from the \
+source (make wheels) and name their folder: DISTENSOR_WHEELS=/path/to/dist"
+    [ -f "$DISTENSOR_WHEELS/SHA256SUMS" ] || fail "$DISTENSOR_WHEELS/SHA256SUMS is not there; make wheels writes it"
+    cp "$DISTENSOR_WHEELS/SHA256SUMS" "$WORK/SHA256SUMS"
+    LIBRARY="$(wheel distensor)"
+    SUPERVISOR="$(wheel distensor_server)"
+    DASHBOARD="$(wheel distensor_tui)"
+    verified "$LIBRARY"
+    verified "$SUPERVISOR"
+    verified "$DASHBOARD"
+    CONSTRAINTS=""
+    if grep -q ' constraints.txt$' "$WORK/SHA256SUMS"; then
+        verified constraints.txt
+        CONSTRAINTS="$WORK/constraints.txt"
+    fi
+    say "three wheels of $VERSION, sums as expected"
+}
+
+# take_key: out of the environment at once, so that nothing started from here inherits it.
+take_key() {
+    set +x
+    KEY="${DISTENSOR_API_KEY:-${DISTENSOR_JOIN_TOKEN:-}}"
+    unset DISTENSOR_API_KEY DISTENSOR_JOIN_TOKEN
+}
+
+has_key() {
+    [ -n "$KEY" ] || [ -e "$CONFIG/api_key" ] || [ -e "$CONFIG/api_key.in-keyring" ] || [ -e "$CONFIG/key" ] ||
+        [ -e "$STATE/server/credential.json" ] || [ -e "$STATE/credential.json" ]
+}
+
+# `DISTENSOR_API_KEY=... curl ... | bash` gives the variable to curl alone: ask, or say how it is written.
+ask_key() {
+    has_key && return
+    if [ "$DRY" = no ] && (exec </dev/tty) 2>/dev/null; then
+        printf 'Key of this machine (dtj_..., not shown; Enter to give it later): ' >/dev/tty
+        IFS= read -r -s KEY </dev/tty || KEY=""
+        printf '\n' >/dev/tty
+    fi
+}
+
+say_how_to_give_the_key() {
+    say "There is no key yet. In front of a pipe only the first command gets a variable; give it to bash:"
+    say "  curl -fsSL ... | DISTENSOR_API_KEY=dtj_... bash"
+    say "or give the key now:"
+    say "  $BIN/distensor auth login"
+}
+
+prepare() {
+    open_list
+    make_folder "$(dirname "$APP")"
+    [ "$SYSTEM" = yes ] || make_folder "$(dirname "$CONFIG")"
+    record kept "$STATE"
+    record kept "$CONFIG"
+    record tree "$APP"
+    mkdir -p "$APP" || fail "$APP cannot be made; is the disk full or read-only?"
+    if [ "$SYSTEM" = yes ]; then
+        # systemd makes the state directory itself, for the user that it invents, and this link to it.
+        record kept /var/lib/distensor
+    else
+        [ -d "$CONFIG" ] || mkdir -m 700 "$CONFIG"
+    fi
+    [ ! -L "$APP/current" ] || OLD="$(readlink "$APP/current")"
+    local leftover
+    for leftover in "$APP"/venv.*; do
+        # What an interrupted run left.
+        [ ! -d "$leftover" ] || [ "$(basename "$leftover")" = "$OLD" ] || rm -rf "$leftover"
+    done
+}
+
+up_to_date() {
+    [ -n "$OLD" ] && cmp -s "$WORK/SHA256SUMS" "$APP/$OLD/SHA256SUMS" && answers_version "$APP/$OLD"
+}
+
+make_environment() {
+    local folder
+    folder="$(mktemp -d "$APP/venv.XXXXXX")"
+    NEW="$(basename "$folder")"
+    [ "$SYSTEM" = no ] || chmod 755 "$folder"
+    "$PYTHON" -m venv "$folder" >"$WORK/venv.log" 2>&1 || {
+        tail -n 5 "$WORK/venv.log" >&2
+        fail "$PYTHON could not make a virtual environment; this may help: $("${PLATFORM}_python_hint")"
+    }
+}
+
+install_wheels() {
+    # DISTENSOR_PIP_ARGS: more options for pip, in words: another index, or --no-index --find-links /media/usb
+    # shellcheck disable=SC2086  # words
+    "$APP/$NEW/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
+        ${CONSTRAINTS:+-c "$CONSTRAINTS"} ${DISTENSOR_PIP_ARGS:-} \
+        "$WORK/$LIBRARY" "$WORK/$SUPERVISOR" "$WORK/$DASHBOARD" >"$WORK/pip.log" 2>&1 || {
+        tail -n 15 "$WORK/pip.log" >&2
+        fail "pip could not install the wheels"
+    }
+}
+
+answers_version() {
+    [ "$("$1/bin/distensor" --version 2>/dev/null)" = "distensor $VERSION" ] &&
+        [ "$("$1/bin/distensor-server" --version 2>/dev/null)" = "distensor-server $VERSION" ]
+}
+
+check_environment() {
+    answers_version "$APP/$NEW" || fail "what was installed does not run: $APP/$NEW/bin/distensor-server --version"
+    cp "$WORK/SHA256SUMS" "$APP/$NEW/SHA256SUMS"
+}
+
+# point_to NAME: rename(2) over the old link; mv would go into the folder that it points to.
+point_to() {
+    ln -sfn "$1" "$APP/current.new"
+    "$PYTHON" -c 'import os, sys; os.replace(*sys.argv[1:])' "$APP/current.new" "$APP/current"
+}
+
+switch() {
+    SWITCHED=yes
+    point_to "$NEW"
+}
+
+make_links() {
+    local name
+    make_folder "$BIN"
+    for name in distensor distensor-server; do
+        if [ -e "$BIN/$name" ] && [ "$(readlink "$BIN/$name" 2>/dev/null)" != "$APP/current/bin/$name" ]; then
+            fail "$BIN/$name is there already and was not made by this installer; move it away, then try again"
+        fi
+        record link "$BIN/$name"
+        ln -sfn "$APP/current/bin/$name" "$BIN/$name"
+    done
+}
+
+keep_key() {
+    local said code=0
+    [ -n "$KEY" ] || return 0
+    if [ "$SYSTEM" = yes ]; then
+        printf '%s\n' "$KEY" >"$CONFIG/key"
+        return
+    fi
+    said="$(printf '%s\n' "$KEY" | "$APP/current/bin/distensor" auth login --stdin 2>&1 9>&-)" || code=$?
+    if [ "$code" = 69 ]; then
+        warn "the hub does not answer now; the key is kept without having been tried"
+        code=0
+        said="$(printf '%s\n' "$KEY" | "$APP/current/bin/distensor" auth login --stdin --no-test 2>&1 9>&-)" || code=$?
+    fi
+    say "$said"
+    [ "$code" = 0 ] || KEY_REFUSED=yes
+}
+
+start_service() {
+    # shellcheck disable=SC2046  # no word or one
+    "$APP/current/bin/distensor" service install $(scope) 9>&- || fail "the service does not start"
+}
+
+# Success is said only after the supervisor itself has answered.
+check_health() {
+    local looks=0 socket=""
+    [ "$SYSTEM" = no ] || socket=/run/distensor/supervisor.sock
+    until "$APP/current/bin/distensor" status ${socket:+--socket "$socket"} >"$WORK/status" 2>&1 9>&-; do
+        looks=$((looks + 1))
+        if [ "$looks" -ge "${DISTENSOR_HEALTH_LOOKS:-60}" ]; then
+            tail -n 3 "$WORK/status" >&2
+            fail "the service was started, but the supervisor does not answer"
+        fi
+        sleep 0.5
+    done
+}
+
+# undo: after any failure. An update goes back to what ran before; of a first installation nothing is left.
+undo() {
+    set +e
+    if [ -n "$OLD" ] && [ "$SWITCHED" = yes ]; then
+        point_to "$OLD"
+        # shellcheck disable=SC2046  # no word or one
+        [ ! -e "$UNIT" ] || "$APP/current/bin/distensor" service install $(scope) >/dev/null 2>&1 9>&-
+        warn "went back to the version that was there before"
+    fi
+    if [ -z "$OLD" ]; then
+        stop_service >/dev/null 2>&1
+        [ -z "$KEY" ] || forget_key
+        PURGE=no
+        take_away
+        warn "nothing of this attempt is left; it can be tried again"
+    elif [ -n "$NEW" ]; then
+        rm -rf "${APP:?}/$NEW"
+    fi
+}
+
+on_exit() {
+    local code=$?
+    if [ "$FINISHED" = no ] && [ "$code" != 0 ]; then
+        warn "stopped at: $STEP"
+        [ "$LOCKED" = no ] || undo
+    fi
+    [ -z "$WORK" ] || rm -rf "$WORK"
+    exit "$code"
+}
+
+plan() {
+    say "would make an environment in $APP with $PYTHON and install into it:"
+    say "  $LIBRARY $SUPERVISOR $DASHBOARD, and what they need (PyTorch: about 1 GB, several for CUDA)"
+    say "would point $APP/current to it after both programs have answered"
+    say "would link $BIN/distensor and $BIN/distensor-server"
+    [ -z "$KEY" ] || say "would keep the key with distensor auth login"
+    [ "$SERVICE" = no ] || say "would write $UNIT, start it, and wait until the supervisor answers"
+    say "would list all this in $MANIFEST"
+}
+
+install() {
+    trap on_exit EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM HUP
+    step "machine"
+    "${PLATFORM}_check"
+    step "python"
+    find_python
+    WORK="$(mktemp -d "${TMPDIR:-/tmp}/distensor.XXXXXXXX")"
+    step "wheels"
+    check_wheels
+    ask_key
+    if [ "$DRY" = yes ]; then
+        plan
+        FINISHED=yes
+        return
+    fi
+    step "folders"
+    take_lock "$PYTHON" "$LOCK_FOLDER"
+    prepare
+    if up_to_date; then
+        say "these wheels are installed already"
+        NEW=""
+    else
+        step "environment"
+        make_environment
+        step "packages (PyTorch is large: minutes)"
+        install_wheels
+        step "try the programs"
+        check_environment
+        step "switch"
+        switch
+    fi
+    step "links"
+    make_links
+    step "key"
+    keep_key
+    run_service
+    FINISHED=yes
+    remove_old
+    farewell
+}
+
+# A supervisor that was started by hand still runs from the old environment; then the next update removes it.
+remove_old() {
+    [ -n "$OLD" ] && [ -n "$NEW" ] || return 0
+    if [ "$SERVICE" = yes ]; then
+        rm -rf "${APP:?}/$OLD"
+    else
+        say "A supervisor that runs now is still the old version: stop it and start it again."
+    fi
+}
+
+run_service() {
+    if [ "$SERVICE" = no ]; then
+        return
+    elif ! "${PLATFORM}_manager"; then
+        SERVICE=none
+        return
+    fi
+    step "service"
+    start_service
+    step "health"
+    check_health
+}
+
+farewell() {
+    say ""
+    case "$SERVICE" in
+        yes) say "disTensor $VERSION is installed and its supervisor answers." ;;
+        no) say "disTensor $VERSION is installed, without a service. Start it: $BIN/distensor-server run" ;;
+        none) say "disTensor $VERSION is installed. No service manager answers here, so start it: $BIN/distensor-server run" ;;
+    esac
+    case ":${PATH:-}:" in
+        *":$BIN:"*) say "Look at it: distensor" ;;
+        *) say "Look at it: $BIN/distensor   ($BIN is not in PATH)" ;;
+    esac
+    [ "$SERVICE" = no ] || "${PLATFORM}_after"
+    has_key || say_how_to_give_the_key
+    if [ "$KEY_REFUSED" = yes ]; then
+        warn "the key was refused, as said above; give another one: $BIN/distensor auth login"
+        exit 77
+    fi
+}
