@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +17,13 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def box(tmp_path: Path, wheels: Path) -> Iterator[Box]:
-    made = Box(tmp_path, wheels)
+def box(wheels: Path) -> Iterator[Box]:
+    """In a folder with a short name: the path of a socket has 100 bytes at most."""
+    with tempfile.TemporaryDirectory(prefix="dst") as folder:
+        yield from _used(Box(Path(folder), wheels))
+
+
+def _used(made: Box) -> Iterator[Box]:
     yield made
     pid = made.systemd / "pid"
     if pid.exists():  # a test that failed half-way

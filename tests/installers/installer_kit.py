@@ -56,7 +56,7 @@ case "$1" in
     restart | start)
         end
         command=$(sed -n 's/^ExecStart=//p' "$unit")
-        eval "setsid $command" </dev/null >>"$FAKE_SYSTEMD/log" 2>&1 &
+        (exec </dev/null >>"$FAKE_SYSTEMD/log" 2>&1; eval "exec setsid $command") &
         echo $! >"$FAKE_SYSTEMD/pid"
         ;;
     disable | stop)
