@@ -59,6 +59,15 @@ class Fields:
     def maybe_text(self, name: str) -> str | None:
         return None if self._raw.get(name) is None else self.text(name)
 
+    def value(self, name: str) -> str:
+        """A text, number, truth value or list of texts, as an owner would type it."""
+        value = self._raw.get(name)
+        if isinstance(value, bool):
+            return str(value).lower()
+        if isinstance(value, (int, float)) and _is_real(value):
+            return f"{value:g}" if abs(value) < 1e6 and value == float(f"{value:g}") else str(value)
+        return ", ".join(self.texts(name)) if isinstance(value, list) else self.text(name)
+
     def number(self, name: str) -> float | None:
         value = self._raw.get(name)
         if value is None:

@@ -56,6 +56,29 @@ class Gate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One limit of the owner, as text. `device`: it holds for that device alone."""
+
+    key: str
+    device: str | None
+    value: str
+    default: str
+    unit: str
+    expected: str
+    source: str
+    per_device: bool
+    help: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """`file` is where the owner's changes are kept."""
+
+    file: str
+    rows: tuple[Setting, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
     id: str
     name: str
@@ -261,6 +284,7 @@ class Snapshot:
     earnings: Earnings | None = None
     events: tuple[Event, ...] | None = None
     auth: Auth | None = None
+    limits: Limits | None = None
     income: Income | None = None
     unavailable: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()

@@ -30,6 +30,7 @@ from distensor_tui.model import (
     Snapshot,
     Worker,
 )
+from distensor_tui.settings import read_limits
 
 EVENTS_KEPT = 200
 
@@ -301,5 +302,6 @@ _SECTIONS: dict[str, Callable[[Any, list[str]], Any]] = {
     "events": _events,
     "income": read_income,
     "auth": _auth,
+    "limits": read_limits,
     "unavailable": _unavailable,
 }

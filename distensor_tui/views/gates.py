@@ -8,12 +8,6 @@ from distensor_tui.scene import Look, View
 from distensor_tui.text import Line, Span, Tone, line
 from distensor_tui.views.draw import Column, Panel, paragraph, table
 
-NOT_YET = (
-    "This version has no limits to set: no schedule, no idle-only mode, no caps for temperature, power or traffic. "
-    "What it has are the gates above; work comes while all of them are open. "
-    "Pause (p) and drain (d) are yours at any time."
-)
-
 
 def panel(view: View, size: int, look: Look) -> Panel:
     node = view.snapshot.node
@@ -72,14 +66,3 @@ def page(view: View, size: int, look: Look) -> list[Line]:
         for gate in gates
     ]
     return table(COLUMNS, rows, size)
-
-
-def detail(gate: Gate, look: Look) -> list[tuple[str, str]]:
-    """Everything that is known of one gate."""
-    return [
-        ("gate", label(gate)),
-        ("is", "open" if gate.open else "CLOSED"),
-        ("reading", gate.reading),
-        ("limit", gate.limit or "-"),
-        ("next change", next_change(gate, look) or "-"),
-    ]

@@ -286,6 +286,36 @@ def events() -> list[dict[str, Any]]:
     ]
 
 
+def setting(key: str, value: Any, help_: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "key": key, "device": None, "value": value, "default": value, "unit": "", "kind": "number",
+        "expected": "0 to 1000", "per_device": False, "source": "default", "help": help_, **changes,
+    }  # fmt: skip
+
+
+OWNERS_FILE = "/home/me/.local/state/distensor/server/limits.toml"
+
+
+def limits() -> dict[str, Any]:
+    """Some of the settings, one of them changed by the owner, one from the configuration file."""
+    return {
+        "file": OWNERS_FILE,
+        "rows": [
+            setting("schedule", "", "when this node may work, by the local clock; empty: at any time", per_device=True),
+            setting("only_when_idle", False, "work only while nobody uses this machine", expected="true or false"),
+            setting(
+                "temperature_max_c", 80.0, "above it work slows down, and stops when that does not help; 0: no limit",
+                unit="C", default=0.0, per_device=True, source=f"file {OWNERS_FILE}", expected="0 to 120 C",
+            ),
+            setting("power_max_w", 0.0, "above it work slows down first; 0: no limit", unit="W", per_device=True),
+            setting(
+                "cpu_workers", 2, "how many workers may run on the CPU", default=1, source="file /etc/distensor/s.toml",
+            ),
+            setting("strict", ["battery", "disk"], "gates that close when their reading cannot be had", default=[]),
+        ],
+    }  # fmt: skip
+
+
 def snapshot(**sections: Any) -> dict[str, Any]:
     """A node that earns: two devices, two workers, one job over three nodes."""
     return {
@@ -296,6 +326,7 @@ def snapshot(**sections: Any) -> dict[str, Any]:
         "jobs": [job()],
         "earnings": earnings(),
         "income": income(),
+        "limits": limits(),
         "events": events(),
         **sections,
     }

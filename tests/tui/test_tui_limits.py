@@ -1,0 +1,175 @@
+"""The Limits screen: what holds, what the gates read, and a change whose consequence is said before it is made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import tui_fake as fake
+from test_tui_screens import VIEWS, compare, live, on, scene, text
+
+from distensor_tui.dialogs import Choose, Prompt
+from distensor_tui.keys import press
+from distensor_tui.limits import editor
+from distensor_tui.model import Setting
+from distensor_tui.scene import Ask, Scene, Screen
+from distensor_tui.screens.limits import GATE_OF
+from distensor_tui.settings import consequence_of, read_limits, source
+from distensor_tui.wire import Answer
+
+SIZES = [(80, 24), (120, 40), (200, 60)]
+GATES = [
+    fake.gate("temperature", reading="71 C", limit="80 C"),
+    fake.gate("schedule", is_open=False, reading="outside mon-fri 18:00-08:00", at=fake.NOW + 3600),
+    fake.gate("hub", reading="connected", limit="connected"),
+]
+
+
+def here(cursor: int = 0, **sections: Any) -> Scene:
+    view = live(node=fake.node(why=GATES), **sections)
+    return scene(view, (120, 40), on(Screen.LIMITS, cursor=cursor))
+
+
+def typed(start: Scene, *keys: str) -> tuple[Scene, Any]:
+    """The scene after the keys, and the effect of the last one."""
+    effect = None
+    for key in keys:
+        ui, effect = press(start, key, key if len(key) == 1 else None)
+        start = replace(start, ui=ui)
+    return start, effect
+
+
+def setting(key: str = "temperature_max_c") -> Setting:
+    return next(row for row in read_limits(fake.limits(), []).rows if row.key == key)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_the_screen(size: tuple[int, int]) -> None:
+    view = live(node=fake.node(why=GATES))
+    compare(f"limits-{size[0]}x{size[1]}", text(view, size, on(Screen.LIMITS)))
+
+
+def test_every_text_is_read_as_an_owner_would_type_it() -> None:
+    problems: list[str] = []
+    rows = {row.key: row for row in read_limits(fake.limits(), problems).rows}
+    assert problems == []
+    assert rows["only_when_idle"].value == "false"
+    assert rows["temperature_max_c"].value == "80"
+    assert rows["strict"].value == "battery, disk"
+    assert [source(rows[key]) for key in ("schedule", "temperature_max_c", "cpu_workers")] == ["default", "you", "file"]
+
+
+@pytest.mark.parametrize("raw", [None, 3, {"rows": 5}, {"rows": [None]}, {"rows": [{"key": 7, "value": {}}]}])
+def test_nonsense_is_named_and_breaks_nothing(raw: Any) -> None:
+    view = live(limits=raw)
+    assert "Limits" in text(view, (80, 24), on(Screen.LIMITS))
+
+
+def test_a_change_says_first_what_comes_of_it_and_can_be_undone() -> None:
+    start, _ = typed(here(cursor=2), "e")
+    assert isinstance(start.ui.dialog, Prompt)
+    asked, ask = typed(start, "backspace", "backspace", "7", "0", "enter")
+    assert isinstance(ask, Ask)
+    assert (ask.method, dict(ask.params)) == (
+        "limits_set",
+        {"key": "temperature_max_c", "value": "70", "check": True},
+    )
+    assert ask.then is not None
+    result = {
+        "closes": [{"gate": "temperature", "device": "gpu0", "reading": "71 C"}],
+        "ends_workers": ["rank 1 of llama-1b"],
+        "note": None,
+    }
+    told = replace(asked, ui=ask.then(asked, Answer(id="1", ok=True, result=result)))
+    assert isinstance(told.ui.dialog, Choose)
+    words = told.ui.dialog.text(told)
+    assert words == (
+        "This closes temperature (71 C): you earn nothing until it opens again. "
+        "Running work is drained: rank 1 of llama-1b."
+    )
+    _, change = typed(told, "y")
+    assert isinstance(change, Ask)
+    assert dict(change.params) == {"key": "temperature_max_c", "value": "70"}
+    assert change.undo is not None
+    assert dict(change.undo.params) == {"key": "temperature_max_c", "value": "80"}
+    _, nothing = typed(told, "escape")
+    assert nothing is None
+
+
+def test_a_wrong_value_comes_back_with_what_would_be_right() -> None:
+    start, _ = typed(here(cursor=2), "e")
+    asked, ask = typed(start, "x", "enter")
+    assert isinstance(ask, Ask)
+    assert ask.then is not None
+    ui = ask.then(asked, Answer(id="1", ok=False, message="temperature_max_c = '80x': expected a number"))
+    assert isinstance(ui.dialog, Prompt)
+    assert (ui.dialog.value, ui.dialog.note) == ("80x", "temperature_max_c = '80x': expected a number")
+
+
+def test_back_to_the_default_only_what_the_owner_changed() -> None:
+    _, ask = typed(here(cursor=2), "x")
+    assert isinstance(ask, Ask)
+    assert (ask.method, dict(ask.params)) == ("limits_unset", {"key": "temperature_max_c"})
+    assert ask.undo is not None
+    assert dict(ask.undo.params)["value"] == "80"
+    _, refused = typed(here(cursor=4), "x")
+    assert not isinstance(refused, Ask)
+
+
+def test_undo_of_a_first_change_forgets_it() -> None:
+    start, _ = typed(here(cursor=3), "e")
+    asked, ask = typed(start, "9", "enter")
+    assert isinstance(ask, Ask)
+    assert ask.then is not None
+    told = replace(asked, ui=ask.then(asked, Answer(id="1", ok=True, result={})))
+    _, change = typed(told, "y")
+    assert change.undo.method == "limits_unset"
+
+
+def test_a_limit_of_one_device_is_changed_for_that_device() -> None:
+    row = replace(setting(), device="GPU-7")
+    prompt = editor(row)
+    assert prompt.title == "Change temperature_max_c of GPU-7"
+    _, ask = prompt.submit(here(), "75")
+    assert isinstance(ask, Ask)
+    assert dict(ask.params) == {"key": "temperature_max_c", "device": "GPU-7", "value": "75", "check": True}
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        ({}, "No gate closes and no running work ends."),
+        ({"closes": "x", "ends_workers": 3, "note": ["y"]}, "No gate closes and no running work ends."),
+        ({"note": "it is kept, but the command line says 1 and wins"}, "Mind: it is kept"),
+    ],
+)
+def test_consequences(result: dict[str, Any], words: str) -> None:
+    assert words in consequence_of(result)
+
+
+@pytest.mark.parametrize("name", ["loading", "no-sections", "not-running"])
+def test_without_limits_the_screen_still_stands(name: str) -> None:
+    assert text(VIEWS[name](), (80, 24), on(Screen.LIMITS))
+
+
+def test_the_gates_beside_limits_are_named_as_the_supervisor_names_them() -> None:
+    """The names are the contract between two wheels that import nothing of each other."""
+    from distensor_server.policy.table import BY_NAME
+    from distensor_server.policy.table import GATES as NAMES
+
+    assert set(GATE_OF.values()) <= set(NAMES)
+    assert GATE_OF.keys() <= BY_NAME.keys()
+
+
+def test_the_command_lists_and_changes_them() -> None:
+    from distensor_tui.commands import limits
+
+    listed = limits._listed(fake.limits())
+    assert "temperature_max_c  80 C           you      above it work slows down" in listed
+    assert listed.endswith(f"your changes are kept in {fake.OWNERS_FILE}")
+    one = limits._listed({"rows": [fake.limits()["rows"][2]]})
+    assert one.startswith("temperature_max_c = 80 C\n")
+    assert "may be: 0 to 120 C; default: 0" in one
+    changed = limits._changed({**fake.limits()["rows"][2], "before": 0.0, "closes": [], "ends_workers": []})
+    assert changed == "temperature_max_c: 0 C -> 80 C\n  No gate closes and no running work ends."
