@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import psutil
+from dashboard import Screen, measure, share  # type: ignore[import-not-found]  # beside this file
 
 MIB = 1 << 20
 
@@ -66,7 +68,42 @@ def supervisor(options: Options) -> Iterator[Row]:
             yield Row(name, "stop without work", time.monotonic() - began, "s", 2.0)
 
 
-MEASUREMENTS: Sequence[Measurement] = (supervisor,)
+def dashboard(options: Options) -> Iterator[Row]:
+    """The dashboard on a pseudo terminal of 120x40, with a supervisor that says something every second."""
+    for row in measure(options.seconds, options.tries):
+        yield Row("distensor", row.name, row.value, row.unit, row.bar)
+
+
+OTHERS = {"btop": ["btop", "--utf-force"], "glances": ["glances", "--time", "1", "--disable-webui"], "s-tui": ["s-tui"]}
+PAINTED = 2000
+"""Bytes on the terminal by which any of them has drawn its first screen."""
+
+
+def others(options: Options) -> Iterator[Row]:
+    """Programs that people leave running beside it, as far as they are on PATH; one that is not has no row."""
+    for name, words in OTHERS.items():
+        if shutil.which(words[0]) is not None:
+            yield from _beside(name, words, options.seconds)
+
+
+def _beside(name: str, words: list[str], seconds: float) -> Iterator[Row]:
+    screen = Screen(words)
+    try:
+        while len(screen.seen) < PAINTED:
+            time.sleep(0.005)
+            assert time.monotonic() - screen.started < 30, f"{name} draws nothing: {screen.seen[-300:]!r}"
+        yield Row(name, "CPU to first paint", screen.exact_cpu(), "s")
+        time.sleep(3)
+        live, written = share(screen, seconds)
+        yield Row(name, "live CPU at 1 Hz", live, "%")
+        yield Row(name, "to the terminal, live", written / 1000, "kB/s")
+        yield Row(name, "RSS", screen.rss(), "MiB")
+    finally:
+        screen.process.kill()
+        screen.process.wait()
+
+
+MEASUREMENTS: Sequence[Measurement] = (supervisor, dashboard, others)
 
 
 class _Start(NamedTuple):
@@ -134,11 +171,11 @@ def _cpu(pid: int) -> float:
 
 
 def table(rows: Sequence[Row]) -> str:
-    lines = [f"{'program':<20} {'figure':<26} {'measured':>10} {'':<5}{'bar':>9}"]
+    lines = [f"{'program':<18} {'figure':<38} {'measured':>10} {'':<5}{'bar':>9}"]
     for row in rows:
         bar = "" if row.bar is None else f"<= {row.bar:g}"
         verdict = "" if row.bar is None else "ok" if row.value <= row.bar else "OVER"
-        lines.append(f"{row.program:<20} {row.what:<26} {row.value:>10.2f} {row.unit:<5}{bar:>9}  {verdict}".rstrip())
+        lines.append(f"{row.program:<18} {row.what:<38} {row.value:>10.2f} {row.unit:<5}{bar:>9}  {verdict}".rstrip())
     return "\n".join(lines)
 
 
