@@ -9,7 +9,7 @@ JOBS ?= 2
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test check lint format types layers wheels proto parity bench bench-provider bench-distro soak clean
+.PHONY: help dev demo test check lint format types layers wheels proto parity bench bench-provider bench-distro gallery soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -54,13 +54,16 @@ parity: $(STAMP) ## every model on every mesh against one process, an hour; writ
 	$(PY) benchmarks/parity.py --write docs $(ARGS)
 
 bench: $(STAMP) ## the benchmarks, each prints its table
-	@for file in $(filter-out benchmarks/parity.py benchmarks/provider.py benchmarks/distro.py,$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(PY) "$$file" $(ARGS) || exit 1; done
+	@for file in $(filter-out benchmarks/parity.py benchmarks/provider.py benchmarks/distro.py benchmarks/gallery.py,$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(PY) "$$file" $(ARGS) || exit 1; done
 
 bench-provider: $(STAMP) ## what supervisor and dashboard cost, each figure with its bar
 	$(PY) benchmarks/provider.py $(ARGS)
 
 bench-distro: $(STAMP) ## loss against bytes of the DisTrO family, an hour at the small size; goes on where it was stopped
 	$(PY) benchmarks/distro.py $(ARGS)
+
+gallery: $(STAMP) ## pictures of the dashboard in docs/gallery, from a real job on two nodes
+	$(PY) benchmarks/gallery.py $(ARGS)
 
 soak: $(STAMP) ## the tests that take minutes
 	$(PY) -m pytest -m slow $(ARGS)

@@ -7,7 +7,7 @@ are never floats on the way to the screen.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from distensor_tui.fields import Fields
@@ -85,6 +85,18 @@ class Income:
     projection_days: int = 0
     currency: str = ""
     no_power: Mapping[str, str] = field(default_factory=dict)
+
+
+def caught_up(income: Income, today_micro: int) -> Income:
+    """The same account with what was confirmed today: the hub tells that at once, the account asks every some seconds.
+
+    So no sum of several days is below that of today.
+    """
+    lag = today_micro - income.today.micro
+    if lag <= 0:
+        return income
+    today, week, month = (replace(one, micro=one.micro + lag) for one in (income.today, income.week, income.month))
+    return replace(income, today=today, week=week, month=month)
 
 
 def read_income(raw: Any, problems: list[str]) -> Income:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from distensor_tui.income import Income
+from distensor_tui.income import Income, caught_up
 
 
 class NodeState(StrEnum):
@@ -289,6 +289,12 @@ class Snapshot:
     unavailable: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     """What could not be read, each with its path."""
+
+    @property
+    def account(self) -> Income | None:
+        """The node's account, no older than what the hub has confirmed today."""
+        earnings, income = self.earnings, self.income
+        return income if income is None or earnings is None else caught_up(income, earnings.today_micro)
 
     @property
     def live_jobs(self) -> tuple[Job, ...]:

@@ -46,7 +46,7 @@ def jobs(snapshot: Snapshot, now: float, zone: tzinfo | None = None) -> str:
 
 
 def earnings(snapshot: Snapshot, now: float, zone: tzinfo | None = None) -> str:
-    rows = [*_earnings(snapshot), *(_income(snapshot.income, zone) if snapshot.income else ())]
+    rows = [*_earnings(snapshot), *(_income(snapshot.account, zone) if snapshot.account else ())]
     return "\n".join(rows) or "earnings   the hub has not said yet"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,8 +42,15 @@ def source(setting: Setting) -> str:
     return setting.source
 
 
+_WORDS = re.compile(r"\b(0|empty): ([^;,(]+)")
+
+
 def with_unit(setting: Setting) -> str:
+    """The value; for a value that means something of its own, what the help says of it: 'no limit' for 0."""
     text = setting.value or "-"
+    meant: dict[str, str] = {word: what.strip() for word, what in _WORDS.findall(setting.help)}
+    if special := meant.get(setting.value or "empty"):
+        return special
     return f"{text} {setting.unit}" if setting.unit and text != "-" else text
 
 

@@ -24,7 +24,7 @@ LEAST_FOR_NOTES = 20
 
 
 def page(scene: Scene) -> Page:
-    found = scene.view.snapshot.income
+    found = scene.view.snapshot.account
     if scene.ui.place.path:
         return _units(scene, scene.ui.place.path[0])
     return _plain(scene) if found is None else _account(scene, found)

@@ -18,7 +18,7 @@ def panel(view: View, size: int, look: Look) -> Panel:
         reason = view.snapshot.unavailable.get("earnings")
         text = f"Not available: {reason}" if reason else "The hub has not said yet."
         return Panel("Earnings", "4", paragraph(text, size, Tone.DIM))
-    income = view.snapshot.income
+    income = view.snapshot.account
     if look.narrow:
         rows = _short(earnings)
     else:

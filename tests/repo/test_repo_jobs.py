@@ -15,7 +15,7 @@ import repo_rules as rules
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 JOBS = ["help", "dev", "demo", "test", "check", "lint", "format", "types", "layers"]
-JOBS += ["wheels", "proto", "parity", "bench", "bench-provider", "bench-distro", "soak", "clean"]
+JOBS += ["wheels", "proto", "parity", "bench", "bench-provider", "bench-distro", "gallery", "soak", "clean"]
 
 
 @pytest.fixture

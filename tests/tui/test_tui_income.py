@@ -338,3 +338,18 @@ def test_home_says_whether_the_books_agree(ledger: dict[str, Any], says: str) ->
     assert says in shown
     assert re.search(r"7 d +12.345 cr +3.52 kWh", shown)
     assert re.search(r"net 7 d +5.11 EUR", shown)
+
+
+def test_no_sum_of_days_is_below_today() -> None:
+    """The hub confirms at once, the account is asked every some seconds: the screens show what is confirmed."""
+    snapshot = apply(Snapshot(), fake.snapshot(), full=True)
+    assert snapshot.earnings is not None
+    assert snapshot.income is not None
+    late = replace(snapshot, earnings=replace(snapshot.earnings, today_micro=snapshot.income.today.micro + 72_000))
+    found = late.account
+    assert found is not None
+    assert found.today.micro == late.earnings.today_micro if late.earnings else False
+    assert found.week.micro == snapshot.income.week.micro + 72_000
+    assert found.month.micro == snapshot.income.month.micro + 72_000
+    early = replace(snapshot, earnings=replace(snapshot.earnings, today_micro=0))
+    assert early.account == snapshot.income

@@ -172,4 +172,4 @@ def test_the_command_lists_and_changes_them() -> None:
     assert one.startswith("temperature_max_c = 80 C\n")
     assert "may be: 0 to 120 C; default: 0" in one
     changed = limits._changed({**fake.limits()["rows"][2], "before": 0.0, "closes": [], "ends_workers": []})
-    assert changed == "temperature_max_c: 0 C -> 80 C\n  No gate closes and no running work ends."
+    assert changed == "temperature_max_c: no limit -> 80 C\n  No gate closes and no running work ends."
