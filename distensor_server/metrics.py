@@ -111,7 +111,7 @@ def _devices(key: str) -> Callable[[Data], Samples]:
 
 
 def _duties(sections: Data) -> Samples:
-    for device, duty in _dict(_dict(sections, "limits"), "duty").items():
+    for device, duty in _dict(_dict(sections, "usage"), "duty").items():
         yield {"device": device}, duty
 
 
@@ -178,8 +178,8 @@ FAMILIES: Sequence[Family] = (
     _counter("device_energy_joules", "Energy since the driver was loaded.", _devices("energy_j")),
     _gauge("device_clock_megahertz", "Clock of the device.", _devices("clock_mhz")),
     _gauge("device_duty_ratio", "Share of time that workers of a throttled device may work.", _duties),
-    _gauge("traffic_day_bytes", "Traffic of all workers today, both directions.", _one("limits", "bytes_day")),
-    _gauge("traffic_month_bytes", "Traffic of all workers this month, both directions.", _one("limits", "bytes_month")),
+    _gauge("traffic_day_bytes", "Traffic of all workers today, both directions.", _one("usage", "bytes_day")),
+    _gauge("traffic_month_bytes", "Traffic of all workers this month, both directions.", _one("usage", "bytes_month")),
     _gauge("workers", "Workers in each state.", _workers_by_state),
     _counter("worker_restarts", "Restarts of a worker that runs now.", _workers("restarts")),
     _gauge("worker_failures", "Failures in a row of a worker that runs now.", _workers("failures")),

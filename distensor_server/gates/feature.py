@@ -178,11 +178,11 @@ class Gates(Feature):
         return _less(info, int(reserve * GIB)) if reserve else info
 
     def sections(self) -> Mapping[str, SectionBuilder]:
-        return {"limits": self._section}
+        return {"limits": lambda _picture: self._desk.section(), "usage": self._usage}
 
-    def _section(self, picture: Picture) -> Mapping[str, Any]:
+    def _usage(self, _picture: Picture) -> Mapping[str, Any]:
+        """What changes all the time, apart from the settings, which are long and seldom change."""
         return {
-            **self._desk.section(),
             "duty": {device: round(factor, 3) for device, factor in self._verdicts.duties.items()},
             "bytes_day": self._traffic.day,
             "bytes_month": self._traffic.month,

@@ -181,10 +181,10 @@ async def test_traffic_is_counted_kept_and_closes_the_gate(short_dir: Path) -> N
         await eventually(lambda: len(running.link.claims) == 3, "three steps are done")
         running.supervisor.tick()
         # The fake worker has sent 3000 bytes and received half of that.
-        assert running.sections()["limits"]["bytes_day"] == 4500
+        assert running.sections()["usage"]["bytes_day"] == 4500
     file = config(short_dir, "bytes_day_gb = 0.000004")
     async with supervisor_running(short_dir, config_file=file) as running:
-        assert running.sections()["limits"]["bytes_month"] == 4500
+        assert running.sections()["usage"]["bytes_month"] == 4500
         assert not gate(running.sections(), "bytes_day")["open"]
         assert state_of(running) == "WAITING"
 

@@ -178,7 +178,7 @@ def test_what_is_there_twice_is_said_once() -> None:
 
 def test_a_gate_of_each_device_and_its_throttle_are_told_apart() -> None:
     why = [{"gate": "temperature", "open": name == "a", "device": name} for name in ("a", "b")]
-    page = parse(exposition({"node": {"why": why}, "limits": {"duty": {"b": 0.74}, "bytes_day": 5, "bytes_month": 9}}))
+    page = parse(exposition({"node": {"why": why}, "usage": {"duty": {"b": 0.74}, "bytes_day": 5, "bytes_month": 9}}))
     gates = {dict(labels)["device"]: value for labels, value in page["distensor_gate_open"].samples.items()}
     assert gates == {"a": 1, "b": 0}
     assert page["distensor_device_duty_ratio"].samples == {(("device", "b"),): 0.74}
