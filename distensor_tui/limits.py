@@ -9,7 +9,7 @@ from typing import Any
 from distensor_tui.dialogs import Prompt, confirm
 from distensor_tui.model import Setting
 from distensor_tui.scene import Ask, Scene, Step, Ui
-from distensor_tui.settings import consequence_of, source, with_unit
+from distensor_tui.settings import consequence_of, read_limits, source, with_unit
 from distensor_tui.wire import Answer
 
 
@@ -59,17 +59,38 @@ def _question(setting: Setting, text: str, result: Mapping[str, Any]) -> Any:
     )
 
 
-def reset(setting: Setting) -> Ask:
-    """Back to what the configuration file or the program says."""
-    return Ask(
+def reset(setting: Setting, scene: Scene) -> Step:
+    """Back to what the configuration file or the program says; what comes of that is asked and said first."""
+
+    def tried(now: Scene, answer: Answer) -> Ui:
+        if not answer.ok:
+            return now.ui.shows(editor(setting))
+        return now.ui.shows(_reset_question(setting, answer.result))
+
+    params = {**_named(setting), "check": True}
+    return scene.ui, Ask(method="limits_unset", done="", params=params, then=tried)
+
+
+def _reset_question(setting: Setting, result: Mapping[str, Any]) -> Any:
+    after = read_limits({"rows": [result]}, []).rows[0]
+    back = Ask(
+        method="limits_set",
+        done=f"{setting.key} is {with_unit(setting)} again.",
+        params={**_named(setting), "value": setting.value},
+    )
+    ask = Ask(
         method="limits_unset",
-        done=f"{setting.key} is back to its default.",
+        done=f"{setting.key} is {with_unit(after)} now, from the {source(after)}.",
         params=_named(setting),
-        undo=Ask(
-            method="limits_set",
-            done=f"{setting.key} is {setting.value} again.",
-            params={**_named(setting), "value": setting.value},
-        ),
+        undo=back,
+    )
+    consequence = consequence_of(result)
+    return confirm(
+        f"{setting.key}: {with_unit(setting)} becomes {with_unit(after)}",
+        lambda _scene: consequence,
+        "forget my change",
+        lambda scene: (scene.ui, ask),
+        no="leave it as it is",
     )
 
 

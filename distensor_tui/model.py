@@ -53,6 +53,9 @@ class Gate:
     reading: str
     limit: str
     next_change_at: float | None
+    device: str | None = None
+    """Only for this device; None for the whole node."""
+    since: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

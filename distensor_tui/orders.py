@@ -41,7 +41,8 @@ def pause_text(scene: Scene) -> str:
 
 def drain_text(scene: Scene) -> str:
     running = _running(scene)
-    now = f"{running} may finish the step at hand, then ends." if running else "No worker runs now."
+    ends = "ends" if running.startswith("1 ") else "end"
+    now = f"{running} may finish the step at hand, then {ends}." if running else "No worker runs now."
     return f"Drain: no new work is taken. {now} Afterwards you earn nothing until you resume (r)."
 
 
@@ -145,7 +146,7 @@ ACTIONS = (
     Action(
         name="Start broken workers again",
         keys=("b",),
-        about="give workers another try that failed five times in a row",
+        about="try workers again that failed five times in a row",
         unless=_none_broken,
         do=lambda scene: (scene.ui, RETRY),
     ),

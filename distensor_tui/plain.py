@@ -158,7 +158,8 @@ def _earnings(snapshot: Snapshot) -> list[str]:
 def _gate(gate: Gate, zone: tzinfo | None) -> str:
     limit = f" (limit {gate.limit})" if gate.limit else ""
     change = f", changes {fmt.hour(gate.next_change_at, zone)}" if gate.next_change_at is not None else ""
-    return f"{gate.name.replace('_', ' ')}: {gate.reading}{limit}{change}"
+    where = f" of {gate.device}" if gate.device else ""
+    return f"{gate.name.replace('_', ' ')}{where}: {gate.reading}{limit}{change}"
 
 
 Show = Callable[[Snapshot, float], str]

@@ -78,6 +78,8 @@ def _gate(f: Fields) -> Gate:
         reading=f.text("reading"),
         limit=f.text("limit"),
         next_change_at=f.number("next_change_at"),
+        device=f.maybe_text("device"),
+        since=f.number("since"),
     )
 
 

@@ -86,8 +86,12 @@ def _cells(scene: Scene, setting: Setting) -> list[Span | str]:
 def _reading(scene: Scene, setting: Setting) -> str:
     node = scene.view.snapshot.node
     wanted = GATE_OF.get(setting.key)
-    readings = [gate.reading for gate in (node.why if node else ()) if gate.name == wanted]
-    return readings[0] if readings else ""
+    found = [gate for gate in (node.why if node else ()) if gate.name == wanted]
+    if setting.device is not None:
+        found = [gate for gate in found if gate.device == setting.device]
+    if len(found) == 1:
+        return found[0].reading
+    return "; ".join(f"{gate.device}: {gate.reading}" if gate.device else gate.reading for gate in found)
 
 
 def _key(setting: Setting) -> str:
@@ -122,7 +126,7 @@ def _change(scene: Scene) -> Step:
 def _reset(scene: Scene) -> Step:
     setting = _here(scene)
     assert setting is not None, "checked before"
-    return scene.ui, reset(setting)
+    return reset(setting, scene)
 
 
 def _no_limit(scene: Scene) -> str:

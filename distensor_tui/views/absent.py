@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from distensor_tui.absence import Absence
 from distensor_tui.scene import Link, Look, View
-from distensor_tui.text import EMPTY, Line, Span, Tone, line
+from distensor_tui.text import EMPTY, Line, Span, Tone, line, wrap
 from distensor_tui.views.draw import Panel, box, paragraph
 
 
@@ -27,5 +27,15 @@ def _loading(view: View, size: int) -> list[Line]:
 
 
 def absent_rows(absence: Absence, size: int, look: Look) -> list[Line]:
-    fixes = [line((f"{look.glyphs.right} ", Tone.ACCENT), (fix, Tone.STRONG)) for fix in absence.fix]
+    fixes = [row for fix in absence.fix for row in _fix(fix, size, look)]
     return [EMPTY, *paragraph(absence.detail, size), EMPTY, *fixes, EMPTY]
+
+
+def _fix(fix: str, size: int, look: Look) -> list[Line]:
+    """A command that does not fit beside its words stands below them, whole: it is there to be typed."""
+    mark = (f"{look.glyphs.right} ", Tone.ACCENT)
+    words, colon, command = fix.partition(":  ")
+    if len(fix) + 2 <= size or not colon:
+        return [line(mark, (fix, Tone.STRONG))]
+    below = [line(("    " + part, Tone.STRONG)) for part in wrap(command.strip(), size - 4)]
+    return [line(mark, (words + ":", Tone.STRONG)), *below]

@@ -33,7 +33,9 @@ def _row(gate: Gate, look: Look) -> Line:
 
 
 def label(gate: Gate) -> str:
-    return gate.name.replace("_", " ")
+    """'temperature of gpu0'."""
+    name = gate.name.replace("_", " ")
+    return f"{name} of {gate.device}" if gate.device else name
 
 
 def next_change(gate: Gate, look: Look) -> str:

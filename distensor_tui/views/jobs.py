@@ -131,11 +131,18 @@ def _cells(worker: Worker, look: Look) -> list[Span | str]:
         str(worker.rank),
         stages(worker),
         worker.device,
-        Span(f"{look.glyphs.dot} {worker.state}", state_tone(worker.state)),
+        Span(f"{_mark(worker, look)} {worker.state}", state_tone(worker.state)),
         "-" if worker.step is None else f"{worker.step:,}",
         fmt.amount(worker.tokens_per_second),
         fmt.memory(worker.rss),
     ]
+
+
+def _mark(worker: Worker, look: Look) -> str:
+    """Without colours the states still differ."""
+    if worker.state in _BAD:
+        return look.glyphs.no
+    return look.glyphs.dot if worker.state in ("running", "ready", "starting") else look.glyphs.warn
 
 
 def stages(worker: Worker) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,26 +28,31 @@ def status(box: Box) -> dict[str, Any]:
     return answer
 
 
+TRAIN = """
+import sys
+import torch
+from torch import nn
+import distensor as ds
+from distensor.core import ParallelConfig
+from distensor.nn import DistributedModel, StageMapping
+
+torch.set_num_threads(1)
+ds.init(mode="hub", token=sys.stdin.readline().strip())
+model = DistributedModel(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1)), stage_mapping=StageMapping([["**"]]))
+batches = [(torch.ones(4, 4), torch.zeros(4, 1))] * 2
+loss = lambda outputs, batch: (outputs - batch[1]).square().mean()
+print(ds.Trainer(model, parallel=ParallelConfig(), loss=loss).fit(batches).losses[-1])
+ds.shutdown()
+"""
+
+
 def train_on(token: str) -> float:
-    """A job of two steps on the one node there is; its last loss."""
-    import torch
-    from torch import nn
-
-    import distensor as ds
-    from distensor.core import ParallelConfig
-    from distensor.nn import DistributedModel, StageMapping
-
-    torch.set_num_threads(1)
-    ds.init(mode="hub", token=token)
-    try:
-        model = DistributedModel(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1)), stage_mapping=StageMapping([["**"]]))
-        batches = [(torch.ones(4, 4), torch.zeros(4, 1))] * 2
-        trainer = ds.Trainer(
-            model, parallel=ParallelConfig(), loss=lambda outputs, batch: (outputs - batch[1]).square().mean()
-        )
-        return trainer.fit(batches).losses[-1]
-    finally:
-        ds.shutdown()
+    """A job of two steps on the one node there is, by a trainer of its own; its last loss."""
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN], input=token, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout.split()[-1])
 
 
 def test_install_key_job_update_uninstall(box: Box, tmp_path: Path) -> None:

@@ -107,14 +107,39 @@ def test_a_wrong_value_comes_back_with_what_would_be_right() -> None:
     assert (ui.dialog.value, ui.dialog.note) == ("80x", "temperature_max_c = '80x': expected a number")
 
 
-def test_back_to_the_default_only_what_the_owner_changed() -> None:
-    _, ask = typed(here(cursor=2), "x")
+def test_back_to_the_default_says_what_comes_of_it_too() -> None:
+    asked, ask = typed(here(cursor=2), "x")
     assert isinstance(ask, Ask)
-    assert (ask.method, dict(ask.params)) == ("limits_unset", {"key": "temperature_max_c"})
-    assert ask.undo is not None
-    assert dict(ask.undo.params)["value"] == "80"
+    assert (ask.method, dict(ask.params)) == ("limits_unset", {"key": "temperature_max_c", "check": True})
+    assert ask.then is not None
+    closes = [{"gate": "schedule", "device": None, "reading": "outside sat,sun"}]
+    after = {**fake.limits()["rows"][2], "value": 70.0, "source": "file /etc/distensor/s.toml", "closes": closes}
+    told = replace(asked, ui=ask.then(asked, Answer(id="1", ok=True, result=after)))
+    assert isinstance(told.ui.dialog, Choose)
+    assert told.ui.dialog.title == "temperature_max_c: 80 C becomes 70 C"
+    assert "This closes schedule (outside sat,sun)" in told.ui.dialog.text(told)
+    _, change = typed(told, "y")
+    assert (change.method, change.done) == ("limits_unset", "temperature_max_c is 70 C now, from the file.")
+    assert dict(change.undo.params) == {"key": "temperature_max_c", "value": "80"}
+
+
+def test_only_what_the_owner_changed_goes_back() -> None:
     _, refused = typed(here(cursor=4), "x")
     assert not isinstance(refused, Ask)
+
+
+def test_each_device_has_its_own_reading() -> None:
+    hot = [{**fake.gate("temperature", reading=f"{c} C"), "device": f"gpu{i}"} for i, c in enumerate((71, 83))]
+    shown = text(live(node=fake.node(why=hot)), (120, 40), on(Screen.LIMITS))
+    assert "gpu0: 71 C; gpu1: 83 C" in shown
+    own = [replace_row(fake.limits()["rows"][2], device="gpu1")]
+    shown = text(live(node=fake.node(why=hot), limits={"file": "f", "rows": own}), (120, 40), on(Screen.LIMITS))
+    assert "83 C" in shown
+    assert "gpu0: 71 C" not in shown
+
+
+def replace_row(row: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {**row, **changes}
 
 
 def test_undo_of_a_first_change_forgets_it() -> None:

@@ -301,7 +301,8 @@ def limits() -> dict[str, Any]:
     return {
         "file": OWNERS_FILE,
         "rows": [
-            setting("schedule", "", "when this node may work, by the local clock; empty: at any time", per_device=True),
+            setting("schedule", "", "when this node may work, by the local clock; empty: at any time", per_device=True,
+                    expected='times such as "mon-fri 18:00-08:00"'),
             setting("only_when_idle", False, "work only while nobody uses this machine", expected="true or false"),
             setting(
                 "temperature_max_c", 80.0, "above it work slows down, and stops when that does not help; 0: no limit",
