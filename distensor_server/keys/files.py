@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import tempfile
@@ -28,7 +29,7 @@ def read_private(path: Path, *, follow: bool = False) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        if not follow and path.is_symlink():
+        if not follow and error.errno == errno.ELOOP:
             raise AuthenticationError(f"key file {path} is a symbolic link; put the file itself there") from error
         raise AuthenticationError(f"key file {path}: {error.strerror}") from error
     try:

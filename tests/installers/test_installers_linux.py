@@ -168,6 +168,17 @@ def test_what_cannot_work_is_said_and_leaves_nothing(box: Box, env: dict[str, st
     assert box.tree() == {}
 
 
+def test_ins_07_temporary_files_have_no_name_that_others_can_guess(box: Box) -> None:
+    """A prepared link in /tmp catches nothing: the folder is new, private, of another name each time, and goes."""
+    seen = box.folder / "seen"
+    box.script("cp", f'#!/bin/sh\nstat -c "%a %n" "$(dirname "$2")" >>"{seen}"\nexec /bin/cp "$@"\n')
+    for _ in range(2):
+        assert box.run("linux.sh", "--dry-run").returncode == 0
+    rows = {tuple(line.split(" ", 1)) for line in seen.read_text().splitlines()}
+    assert [mode for mode, _ in rows] == ["700", "700"]
+    assert all(Path(name).name.startswith("distensor.") and not Path(name).exists() for _, name in rows)
+
+
 def test_a_wheel_that_was_changed_is_refused(box: Box) -> None:
     changed = box.folder / "changed"
     shutil.copytree(box.wheels, changed)

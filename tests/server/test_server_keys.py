@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import platformdirs
 import pytest
@@ -106,6 +107,20 @@ def test_our_own_file_is_never_a_link_and_an_option_may_be_one(tmp_path: Path) -
     with pytest.raises(AuthenticationError, match="is a symbolic link"):
         files.read_private(tmp_path / "link")
     assert files.read_private(tmp_path / "link", follow=True) == KEY
+
+
+def test_a_folder_that_may_not_be_searched_is_an_error_with_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may search every folder, so the answers of the system are put there."""
+
+    def denied(*_arguments: object, **_options: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "open", denied)
+    monkeypatch.setattr(Path, "lstat", denied)
+    with pytest.raises(AuthenticationError, match="api_key: Permission denied"):
+        files.read_private(tmp_path / "api_key")
 
 
 def test_what_is_no_key_file_is_named(tmp_path: Path) -> None:

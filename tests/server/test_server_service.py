@@ -94,6 +94,7 @@ def test_the_system_unit_names_only_groups_of_this_machine_and_a_key_that_is_the
     layout.key_file.write_text("dtj_secret")
     assert f"\nLoadCredential=distensor_api_key:{layout.key_file}\n" in unit.render()
     assert "dtj_secret" not in unit.render()
+    assert "\nConfigurationDirectoryMode=0755\n" in text  # else the invented user cannot see that there is no key
     assert "SupplementaryGroups" not in Systemd(layout, Path("/x"), FakeSystemctl(), list).render()
 
 
