@@ -133,7 +133,10 @@ def test_an_update_that_fails_goes_back(box: Box) -> None:
     assert box.distensor("--version").returncode == 0
 
 
-@pytest.mark.parametrize("step", ["folders", "environment", "packages", "try", "switch", "links", "key"])
+SLOW_STEPS = [pytest.param(step, marks=pytest.mark.slow) for step in ("environment", "try", "links")]
+
+
+@pytest.mark.parametrize("step", ["folders", "packages", "switch", "key", *SLOW_STEPS])
 def test_killed_at_any_step_the_next_run_repairs_it(box: Box, step: str) -> None:
     before = box.tree()
     box.killed_at(step, "--no-service")
