@@ -235,7 +235,7 @@ REPLAY = (
     Action(name="Hold the recording", keys=("space",), about="hold the recording, or go on", do=_play(Playing.HOLD)),
     Action(name="Play faster", keys=("plus", "equals_sign"), about="play twice as fast", do=_play(Playing.FASTER)),
     Action(name="Play slower", keys=("minus",), about="play half as fast", do=_play(Playing.SLOWER)),
-    Action(name="Play again", keys=("b",), about="play from the begin", do=_play(Playing.AGAIN)),
+    Action(name="Play again", keys=("backspace",), about="play from the beginning", do=_play(Playing.AGAIN)),
 )
 """Only where a recording is shown."""
 TO_SCREENS = tuple(_screen_action(screen) for screen in Screen)

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from distensor.comm.address import HubAddress
 from distensor.comm.tokens import JoinToken
-from distensor.core.reading import Reading, Unavailable
+from distensor.core.reading import Reading
 from distensor_server.devices.host import HostMemory
 from distensor_server.devices.model import Device
 from distensor_server.keys.chain import KeyStore
@@ -119,7 +119,3 @@ def run_child(words: Sequence[str], seconds: float) -> Said:
     except OSError as error:
         return Said(code=127, text=str(error.strerror))
     return Said(code=done.returncode, text=done.stdout.decode(errors="replace"))
-
-
-def reason_of(reading: object) -> str:
-    return reading.reason if isinstance(reading, Unavailable) else ""

@@ -56,7 +56,9 @@ def _replay(view: View) -> Line:
     feed = view.feed
     speed = "" if feed.speed == 1 else f" x{feed.speed:g}"
     how = ", ended" if feed.replay_ended else speed if feed.speed else ", held"
-    return line((f" RECORDING{how} ", Tone.PILL_CALM), (" b again" if feed.replay_ended else " space + -", Tone.DIM))
+    return line(
+        (f" RECORDING{how} ", Tone.PILL_CALM), (" Backspace again" if feed.replay_ended else " space + -", Tone.DIM)
+    )
 
 
 def _state(node: Node, look: Look) -> Line:

@@ -158,8 +158,12 @@ def all_actions() -> list[Action]:
 
 
 @pytest.mark.parametrize("screen", list(Screen), ids=lambda screen: screen.title)
-def test_no_key_means_two_things_on_a_screen(screen: Screen) -> None:
-    keys = [key for action in actions(at(on(screen))) for key in action.keys]
+@pytest.mark.parametrize("replay", [False, True])
+def test_no_key_means_two_things_on_a_screen(screen: Screen, replay: bool) -> None:
+    """Also where a recording is shown, which has keys of its own."""
+    scene = at(on(screen))
+    scene = replace(scene, view=replace(scene.view, feed=replace(scene.view.feed, replay=replay)))
+    keys = [key for action in actions(scene) for key in action.keys]
     assert len(keys) == len(set(keys))
 
 

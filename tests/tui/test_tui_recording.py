@@ -244,7 +244,7 @@ async def test_keys_hold_and_speed_up_what_is_shown(file: Path) -> None:
         await pilot.press("space", "plus", "plus", "plus", "plus")
         assert "RECORDING x16" in app.screen_text()
         await until(pilot, lambda: "RECORDING, ended" in app.screen_text())
-        await pilot.press("b")
+        await pilot.press("backspace")
         assert "RECORDING x16" in app.screen_text()
         await pilot.press("p", "3")
         await until(pilot, lambda: "pause failed: This is a recording" in app.screen_text())

@@ -336,7 +336,7 @@ class ShardEngine:
         Raises:
             ProgramRejectedError: one that is not here, or no average is kept.
         """
-        weights = self._weights
+        weights = self._weights  # first: it settles, and the averages follow the weights
         return _chosen(weights.whole(self._updater.averages()), wanted)
 
     @property
@@ -346,12 +346,12 @@ class ShardEngine:
 
     def optimizer_state(self) -> State:
         """By "stage/name" of each trainable parameter: what else the next steps depend on, by field."""
-        weights = self._weights
+        weights = self._weights  # first: it settles what the state is of
         return whole_state(self._updater.state(), weights)
 
     def load_optimizer_state(self, state: State) -> None:
         """Go on from what `optimizer_state` returned. Raises ProgramRejectedError for a state that does not fit."""
-        weights = self._weights
+        weights = self._weights  # first: what is owed is not to be added to the new state
         try:
             self._updater.load_state(part_state(state, weights, self._updater))
         except ConfigError as error:

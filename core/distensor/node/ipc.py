@@ -18,8 +18,6 @@ from distensor.core import DeviceId, Epoch, JobId, ParallelConfig, Rank
 from distensor.core.control import DeviceKind
 from distensor.core.errors import ConfigError, DistensorError
 
-LINE_LIMIT = 1 << 20
-
 
 class ExitCode(IntEnum):
     """What the supervisor reads from our exit status."""

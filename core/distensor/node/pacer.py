@@ -29,8 +29,6 @@ class Pacer:
         self._duty = 1.0
         self._rates: tuple[float | None, float | None] = (None, None)
         self._plane: DataPlane | None = None
-        self.rested = 0.0
-        """Seconds spent resting so far."""
 
     @property
     def duty(self) -> float:
@@ -63,7 +61,6 @@ class Pacer:
             if left <= _ENOUGH:
                 break
             self._clock.sleep(min(left, _NAP))
-        self.rested += self._clock.monotonic() - started
 
 
 def _rate(value: object) -> float | None:

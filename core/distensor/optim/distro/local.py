@@ -14,9 +14,6 @@ from distensor.core.update_bytes import CHUNK
 from distensor.optim.distro.exchange import Exchange, exchange_of
 from distensor.optim.distro.sparse import SparseOptimizer
 
-ANCHOR = "anchor"
-OUTER = "outer_momentum"
-
 
 class DiLoCo(torch.optim.AdamW):
     """DiLoCo (Douillard et al., 2023): AdamW on each worker; every `every` steps Nesterov momentum on the mean change.
