@@ -315,6 +315,12 @@ class Dashboard(App[int], inherit_bindings=False):
             self._poll_at = moment + POLL_EVERY_S
             self._start(self._ask(self._source, found))
 
+    def on_resize(self, event: events.Resize) -> None:
+        """A terminal made small and large again within one frame lost its cells, though the size is the one we know:
+        textual takes that for no change, so the whole screen is sent here."""
+        if event.size == self._canvas.size:
+            self._canvas.refresh()
+
     def _resized(self) -> None:
         """Nearly always the data comes a few milliseconds later: no frame just to say that it is on its way."""
         if self._painted_at == NEVER:

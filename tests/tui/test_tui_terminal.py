@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -138,6 +139,19 @@ def test_down_to_one_cell_and_back(server: fake.FakeSupervisor, terminal: Open) 
     screen.press("q")
     assert screen.until_ended() == 0
     assert screen.restored
+
+
+def test_small_and_large_again_before_it_can_look(server: fake.FakeSupervisor, terminal: Open) -> None:
+    """The size that it sees is the one that it knows; what the terminal shows is gone all the same."""
+    screen = terminal()
+    screen.until_shown("EARNING")
+    screen.process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, screen.process.pid, os.WSTOPPED | os.WNOWAIT)
+    screen.forget()
+    screen.resize(10, 3)
+    screen.resize(120, 40)
+    screen.process.send_signal(signal.SIGCONT)
+    screen.until_shown("EARNING")
 
 
 @pytest.mark.parametrize("environ", [{"TERM": "linux"}, {"LANG": "C", "LC_ALL": "C"}, {"NO_COLOR": "1"}], ids=str)

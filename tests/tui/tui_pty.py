@@ -57,6 +57,13 @@ class Terminal:
             except OSError:  # EIO: the other side has closed
                 time.sleep(0.01)
 
+    def forget(self) -> None:
+        """Drop what came, and all that a stopped process still had on the way."""
+        self.output = b"?"
+        while self.output:
+            self.output = b""
+            self.read()
+
     def until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + DEADLINE
         while not condition():
