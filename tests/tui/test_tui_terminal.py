@@ -145,6 +145,7 @@ def test_small_and_large_again_before_it_can_look(server: fake.FakeSupervisor, t
     """The size that it sees is the one that it knows; what the terminal shows is gone all the same."""
     screen = terminal()
     screen.until_shown("EARNING")
+    screen.forget()
     screen.process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, screen.process.pid, os.WSTOPPED | os.WNOWAIT)
     screen.forget()
