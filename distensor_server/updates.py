@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from distensor import __version__
+from distensor.comm.address import without_user
 from distensor_server.config import Limits
 from distensor_server.feature import Feature, SectionBuilder
 from distensor_server.node import Node
@@ -49,8 +50,13 @@ class Checked:
 
 
 def fetch_https(url: str) -> bytes:
-    """The content at `url`, at most LARGEST_INDEX bytes. Follows redirects, but never away from HTTPS."""
+    """The content at `url`, at most LARGEST_INDEX bytes. Follows redirects, but never away from HTTPS.
+
+    Raises:
+        OSError: there is no such content, or a proxy variable is malformed.
+    """
     # Here, because it costs 20 ms and most nodes never ask.
+    import http.client
     import urllib.request
 
     class OnlyHttps(urllib.request.HTTPRedirectHandler):
@@ -62,9 +68,13 @@ def fetch_https(url: str) -> bytes:
     if not url.startswith("https://"):
         raise OSError(f"{url!r:.200} is not an https address")
     request = urllib.request.Request(url, headers={"User-Agent": f"distensor-server/{__version__}"})  # noqa: S310 - https
-    opener = urllib.request.build_opener(OnlyHttps)
-    with opener.open(request, timeout=FETCH_SECONDS) as response:
-        content: bytes = response.read(LARGEST_INDEX + 1)
+    try:
+        opener = urllib.request.build_opener(OnlyHttps)
+        with opener.open(request, timeout=FETCH_SECONDS) as response:
+            content: bytes = response.read(LARGEST_INDEX + 1)
+    except (http.client.HTTPException, ValueError) as error:
+        # Neither is an OSError. Its text is left out: it may repeat a proxy variable with a password.
+        raise OSError(f"no answer over HTTP ({type(error).__name__}); is a proxy variable malformed?") from None
     return content
 
 
@@ -165,7 +175,8 @@ class UpdateCheck(Feature):
             self._checked = Checked(at=now, release=release)
         except (OSError, ValueError, RecursionError) as error:
             # What was known stays known: a server that is away takes no version back.
-            self._checked = Checked(at=now, release=self._checked.release, error=f"{url:.200}: {error}"[:400])
+            text = f"{without_user(url):.200}: {error}"[:400]
+            self._checked = Checked(at=now, release=self._checked.release, error=text)
         self._node.journal.guarded(lambda: write_json(self._path, {"v": 1, **asdict(self._checked)}))
         found = self._available()
         if found is not None and found != before:

@@ -12,7 +12,9 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
+from distensor.comm.address import without_user
 from distensor.core.clock import SYSTEM_CLOCK
 from distensor.core.errors import StoreError
 from distensor.core.reading import Unavailable
@@ -28,7 +30,8 @@ from distensor_server.statedir import read_json
 from distensor_server.verbs.output import Places, UsageError, fail, parser, places, say, write
 
 OUR_PREFIXES = (*PREFIXES, "DISTENSOR_", "XDG_", "CUDA_", "NVIDIA_", "PYTORCH_")
-PROXIES = frozenset({"http_proxy", "https_proxy", "no_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"})
+NO_PROXY = "no_proxy"
+PROXY_ENDING = "_proxy"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -80,6 +83,7 @@ def _report(options: argparse.Namespace, where: Places) -> int:
 def _redactor(world: World, environment: Mapping[str, str], *, hide_addresses: bool) -> Redactor:
     """The key itself and every variable of a secret name are taken out wherever they stand."""
     known = [value for name, value in environment.items() if is_secret_name(name) and not value.startswith("/")]
+    known += [part for name, value in environment.items() if _is_proxy(name) for part in _user_parts(value)]
     if world.key is not None:
         known.append(world.key.key)
     try:
@@ -92,11 +96,25 @@ def _redactor(world: World, environment: Mapping[str, str], *, hide_addresses: b
 
 def _shown(environment: Mapping[str, str]) -> dict[str, str]:
     """Variables that matter to us; others may hold anything."""
-    return {
+    proxies = {name: without_user(value) for name, value in environment.items() if _is_proxy(name)}
+    ours = {
         name: value
         for name, value in environment.items()
-        if name in NAMES or name in PROXIES or name.startswith(OUR_PREFIXES)
+        if name in NAMES or name.lower() == NO_PROXY or name.startswith(OUR_PREFIXES)
     }
+    return ours | proxies
+
+
+def _is_proxy(name: str) -> bool:
+    """Programs obey many of them, in both cases: http_proxy, HTTPS_PROXY, all_proxy, pip_proxy ..."""
+    return name.lower().endswith(PROXY_ENDING) and name.lower() != NO_PROXY
+
+
+def _user_parts(url: str) -> list[str]:
+    """'ann:pw' and 'pw' of 'http://ann:pw@proxy'; the password as it is and as it is meant (%40 is @)."""
+    user = url.rpartition("@")[0].rpartition("://")[2]
+    password = user.partition(":")[2]
+    return [part for part in (user, password, unquote(password)) if part]
 
 
 def _facts(world: World) -> dict[str, Any]:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from distensor.comm.address import HubAddress, is_local, is_loopback, parse_address, proxy_in_the_way
+from distensor.comm.address import (
+    HubAddress,
+    is_local,
+    is_loopback,
+    parse_address,
+    proxy_in_the_way,
+    without_user,
+)
 from distensor.core.errors import ConfigError
 
 
@@ -48,3 +55,25 @@ def test_a_proxy_is_blamed_only_where_it_can_be(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("https_proxy", "http://proxy:9")
     assert proxy_in_the_way("127.0.0.1") is None
     assert proxy_in_the_way("hub.example.org") == "https_proxy=http://proxy:9"
+
+
+@pytest.mark.parametrize(
+    ("url", "left"),
+    [
+        ("http://proxy:9", "http://proxy:9"),
+        ("proxy:9/path?x", "proxy:9/path?x"),
+        ("", ""),
+        ("http://ann:s3cret@proxy:9/", "http://proxy:9"),
+        ("http://ann:s3@cr/et?#@proxy:9/x", "http://proxy:9"),
+        ("ann:s3cret@proxy:9", "proxy:9"),
+        ("http:/ann:s3cret@proxy", "proxy"),
+        ("socks5h://s3cret@[::1]:9", "socks5h://[::1]:9"),
+        ("http://ann:s3cret@", "http://"),
+    ],
+)
+def test_of_a_proxy_only_its_place_is_told(url: str, left: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert without_user(url) == left
+    monkeypatch.setenv("HTTPS_PROXY", url)
+    for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert proxy_in_the_way("hub.example.org") == (f"HTTPS_PROXY={left}" if url else None)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from dataclasses import dataclass
 
 from distensor.core.errors import ConfigError
 
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,10 +59,24 @@ def is_loopback(host: str) -> bool:
 
 
 def proxy_in_the_way(host: str) -> str | None:
-    """The proxy variable that gRPC would obey for `host`, as "NAME=value"; None when there is none."""
+    """The proxy variable that gRPC would obey for `host`, as "NAME=value"; None when there is none.
+
+    Of the value only what names the proxy: a user and a password may stand in it.
+    """
     if is_local(host):
         return None
     for name in PROXY_VARIABLES:
         if value := os.environ.get(name):
-            return f"{name}={value}"
+            return f"{name}={without_user(value)}"
     return None
+
+
+def without_user(url: str) -> str:
+    """A URL without user and password, also where it is malformed; behind one, scheme, host and port are what is left.
+
+    Passwords are often written as they are, so one may hold any character: the host begins behind the last @.
+    """
+    found = _SCHEME.match(url)
+    scheme = found[0] if found else ""
+    _, at, place = url[len(scheme) :].rpartition("@")
+    return scheme + re.split(r"[/?#\s]", place, maxsplit=1)[0] if at else url
