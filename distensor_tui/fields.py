@@ -123,6 +123,15 @@ class Fields:
             return {}
         return {clean(str(key)): clean(str(text)) for key, text in value.items()}
 
+    def number_map(self, name: str) -> dict[str, float]:
+        """Numbers by name; what is none is left out and named."""
+        values = self.object(name)
+        found = {clean(str(key)): values.number(key) for key in values.names()}
+        return {key: number for key, number in found.items() if number is not None}
+
+    def names(self) -> Sequence[str]:
+        return list(self._raw)
+
     def _list(self, name: str) -> Sequence[Any]:
         value = self._raw.get(name)
         if value is None:

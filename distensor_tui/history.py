@@ -14,12 +14,13 @@ ENOUGH_S = 2.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobTrace:
-    """The steps of one job: when each was seen and with which loss."""
+    """The steps of one job: when each was seen and with which loss. Speeds are tokens per second."""
 
     steps: tuple[tuple[float, int], ...] = ()
     losses: tuple[float, ...] = ()
     speeds: tuple[float, ...] = ()
-    """Tokens per second."""
+    step_begins: tuple[int, int] = (0, 0)
+    """How many losses and speeds there were before the present step: what comes later in it takes their place."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,14 +65,29 @@ def _extend(trace: JobTrace, job: Job, at: float) -> JobTrace:
         return trace
     last = trace.steps[-1][1] if trace.steps else None
     if job.step == last:
-        return trace
+        return _corrected(trace, job)
     if last is not None and job.step < last:
         trace = JobTrace()
-    steps = (*trace.steps, (at, job.step))[-KEPT:]
-    return JobTrace(
-        steps=steps, losses=_added(trace.losses, job.loss), speeds=_added(trace.speeds, job.tokens_per_second)
+    losses, speeds = trace.losses[1 - KEPT :], trace.speeds[1 - KEPT :]
+    begun = JobTrace(
+        steps=(*trace.steps, (at, job.step))[-KEPT:],
+        losses=losses,
+        speeds=speeds,
+        step_begins=(len(losses), len(speeds)),
     )
+    return _corrected(begun, job)
 
 
-def _added(series: tuple[float, ...], value: float | None) -> tuple[float, ...]:
-    return series if value is None else (*series, value)[-KEPT:]
+def _corrected(trace: JobTrace, job: Job) -> JobTrace:
+    """A worker that reports its step later may bring another loss and speed: what is shown as now ends the curves."""
+    losses, speeds = trace.step_begins
+    seen = replace(
+        trace,
+        losses=_ending(trace.losses, losses, job.loss),
+        speeds=_ending(trace.speeds, speeds, job.tokens_per_second),
+    )
+    return trace if seen == trace else seen
+
+
+def _ending(series: tuple[float, ...], begin: int, value: float | None) -> tuple[float, ...]:
+    return series if value is None else (*series[:begin], value)

@@ -82,6 +82,15 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """How much of the limits is used: by device the share of its time that it may work; bytes of workers."""
+
+    duty: Mapping[str, float]
+    bytes_day: int
+    bytes_month: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
     id: str
     name: str
@@ -244,6 +253,13 @@ class Earnings:
     confirmed_at: float | None
     price_note: str
 
+    @property
+    def pending_micro(self) -> int | None:
+        """What the pending units are worth at the mean of the confirmed ones; None while none is confirmed."""
+        if not self.confirmed_units:
+            return None
+        return self.confirmed_micro * self.pending_units // self.confirmed_units
+
 
 class AuthState(StrEnum):
     MISSING = "missing"
@@ -288,6 +304,7 @@ class Snapshot:
     events: tuple[Event, ...] | None = None
     auth: Auth | None = None
     limits: Limits | None = None
+    usage: Usage | None = None
     income: Income | None = None
     unavailable: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()

@@ -28,6 +28,7 @@ from distensor_tui.model import (
     Problem,
     Severity,
     Snapshot,
+    Usage,
     Worker,
 )
 from distensor_tui.settings import read_limits
@@ -283,6 +284,11 @@ def _event(f: Fields) -> Event:
     )
 
 
+def _usage(raw: Any, problems: list[str]) -> Usage:
+    f = Fields(raw, "usage", problems)
+    return Usage(duty=f.number_map("duty"), bytes_day=f.count("bytes_day"), bytes_month=f.count("bytes_month"))
+
+
 def _unavailable(raw: Any, problems: list[str]) -> dict[str, str]:
     return Fields({"all": raw}, "unavailable", problems).text_map("all")
 
@@ -305,5 +311,6 @@ _SECTIONS: dict[str, Callable[[Any, list[str]], Any]] = {
     "income": read_income,
     "auth": _auth,
     "limits": read_limits,
+    "usage": _usage,
     "unavailable": _unavailable,
 }

@@ -42,6 +42,20 @@ def source(setting: Setting) -> str:
     return setting.source
 
 
+def number_of(setting: Setting) -> float:
+    """The value as a number; 0 where it is none."""
+    try:
+        return float(setting.value)
+    except ValueError:
+        return 0.0
+
+
+def value_of(limits: Limits | None, key: str) -> float:
+    """The number that holds for the whole node; 0 where there is none."""
+    rows = limits.rows if limits is not None else ()
+    return next((number_of(row) for row in rows if row.key == key and row.device is None), 0.0)
+
+
 _WORDS = re.compile(r"\b(0|empty): ([^;,(]+)")
 
 

@@ -6,7 +6,7 @@ from distensor_tui import onboarding
 from distensor_tui.scene import Look, Scene, Screen, View
 from distensor_tui.screens.page import ScreenSpec
 from distensor_tui.text import Line
-from distensor_tui.views import curves, devices, earnings, events, gates, jobs, topology, welcome
+from distensor_tui.views import curves, devices, earnings, events, jobs, limits, topology, welcome
 from distensor_tui.views.draw import Panel, allot, beside, box, section
 
 LEAST_LOG = 6
@@ -50,7 +50,7 @@ def _stack(panels: list[Panel], size: int, height: int, look: Look, leasts: tupl
 
 def _left_panels(view: View, size: int, look: Look) -> list[Panel]:
     inner = size - 4
-    return [devices.panel(view, inner, look), earnings.panel(view, inner, look), gates.panel(view, inner, look)]
+    return [devices.panel(view, inner, look), earnings.panel(view, inner, look), limits.panel(view, inner, look)]
 
 
 def _middle_panels(view: View, size: int, look: Look) -> list[Panel]:

@@ -53,7 +53,7 @@ def _job(scene: Scene, job: Job) -> Page:
     view, look = scene.view, scene.look
     size = look.width - 6
     mine = [worker for worker in view.snapshot.workers or () if worker.job == job.id]
-    head, cells = titled(jobs.worker_table(mine, size, look))
+    head, cells = titled(jobs.worker_table(mine, size, look, names=True))
     rows = [
         Row(
             cells=row,

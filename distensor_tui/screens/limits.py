@@ -14,6 +14,7 @@ from distensor_tui.settings import source, with_unit
 from distensor_tui.text import Line, Span, Tone, line
 from distensor_tui.views import gates
 from distensor_tui.views.draw import Column, paragraph, table
+from distensor_tui.views.limits import rates
 
 GATE_OF = {
     "schedule": "schedule",
@@ -31,6 +32,8 @@ GATE_OF = {
     "bytes_month_gb": "bytes_month",
 }
 """The gate that a limit is asked by, whose reading stands beside it."""
+RATES = ("upload_max_mb_s", "download_max_mb_s")
+"""Limits without a gate: work goes on, no faster than they say."""
 COLUMNS = (Column("limit", least=12), Column("is", least=6), Column("from", least=4), Column("reads now", least=10))
 CLOSED_SHOWN = 3
 
@@ -84,6 +87,8 @@ def _cells(scene: Scene, setting: Setting) -> list[Span | str]:
 
 
 def _reading(scene: Scene, setting: Setting) -> str:
+    if setting.key in RATES:
+        return fmt.rate(rates(scene.view.snapshot)[RATES.index(setting.key)])
     node = scene.view.snapshot.node
     wanted = GATE_OF.get(setting.key)
     found = [gate for gate in (node.why if node else ()) if gate.name == wanted]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from distensor_tui import format as fmt
 from distensor_tui.model import Device
 from distensor_tui.scene import Look, View
-from distensor_tui.text import Line, Span, Tone, fill, join, line, spread
+from distensor_tui.text import EMPTY, Line, Span, Tone, cells, fill, join, line, spread, width
 from distensor_tui.views.draw import Column, Panel, bar, paragraph, table
 
 HOT_C = 85.0
@@ -32,17 +32,37 @@ def _missing(view: View) -> str:
 def _rows(devices: Sequence[Device], size: int, look: Look) -> list[Line]:
     if not devices:
         return paragraph("No device was found. The supervisor's log says what was tried: press 7.", size, Tone.WARN)
-    draw = _short if look.narrow else _long
-    return [row for device in devices for row in draw(device, size, look)]
+    if look.narrow:
+        return _short(devices, size, look)
+    return [row for device in devices for row in _long(device, size, look)]
 
 
-def _short(device: Device, size: int, look: Look) -> list[Line]:
-    """One row: name, gauge, the figures that there are."""
-    name = Span(fill(_name(device), min(24, size // 3)) + " ")
+def _short(devices: Sequence[Device], size: int, look: Look) -> list[Line]:
+    """One row each: name, gauge, the figures that there are, each under those of the device above."""
+    names = min(24, size // 3, max(cells(_name(device)) for device in devices))
+    figures = [_figures(device) if device.usable else () for device in devices]
+    widths = [max((width(row[i]) for row in figures if row), default=0) for i in range(len(FIGURES))]
+    gauge = max(6, size // 8)
+    return [
+        _short_row(device, names, gauge, _aligned(row, widths), look)
+        for device, row in zip(devices, figures, strict=True)
+    ]
+
+
+def _short_row(device: Device, names: int, gauge: int, figures: Line, look: Look) -> Line:
+    name = Span(fill(_name(device), names) + "  ")
     if not device.usable:
-        return [line(name, (f"{look.glyphs.no} {_reason(device)}", Tone.WARN))]
-    gauge = bar(device.utilization, max(6, size // 8), look.glyphs)
-    return [(name, *gauge, Span(f" {fmt.percent(device.utilization):>4}  "), *_figures(device))]
+        return line(name, (f"{look.glyphs.no} {_reason(device)}", Tone.WARN))
+    share = bar(device.utilization, gauge, look.glyphs)
+    return (name, *share, Span(f" {fmt.percent(device.utilization):>4}  "), *figures)
+
+
+def _aligned(figures: Sequence[Line], widths: Sequence[int]) -> Line:
+    """The figures of one device right-aligned in columns; a column that no device has takes no room."""
+    padded = [
+        (Span(" " * (size - width(figure))), *figure) for figure, size in zip(figures, widths, strict=False) if size
+    ]
+    return join(padded, Span("  "))
 
 
 def _long(device: Device, size: int, look: Look) -> list[Line]:
@@ -53,7 +73,8 @@ def _long(device: Device, size: int, look: Look) -> list[Line]:
         return [head, *paragraph(f"{look.glyphs.no} not used: {_reason(device)}", size, Tone.WARN)[:LONGEST_REASON]]
     share = device.utilization
     gauge = bar(share, size - 6, look.glyphs)
-    return [head, (*gauge, Span(f" {fmt.percent(share):>5}", Tone.STRONG)), _figures(device)]
+    figures = join([figure for figure in _figures(device) if figure], Span("  "))
+    return [head, (*gauge, Span(f" {fmt.percent(share):>5}", Tone.STRONG)), figures]
 
 
 def _name(device: Device) -> str:
@@ -66,18 +87,21 @@ def _reason(device: Device) -> str:
     return device.reason or "the supervisor gives no reason"
 
 
-def _figures(device: Device) -> Line:
-    """Memory, temperature, watts: only what the machine can measure."""
-    parts = []
+FIGURES = ("memory", "temperature", "power")
+
+
+def _figures(device: Device) -> tuple[Line, ...]:
+    """Memory, temperature, watts: empty what the machine cannot measure."""
+    memory, heat, power = EMPTY, EMPTY, EMPTY
     if device.memory_total is not None or device.memory_used is not None:
-        parts.append(line(("mem ", Tone.DIM), fmt.memory_pair(device.memory_used, device.memory_total)))
+        memory = line(("mem ", Tone.DIM), fmt.memory_pair(device.memory_used, device.memory_total))
     if device.temperature_c is not None:
         hot = Tone.WARN if device.temperature_c >= HOT_C else Tone.TEXT
-        parts.append(line((f"{device.temperature_c:.0f} C", hot)))
+        heat = line((f"{device.temperature_c:.0f} C", hot))
     if device.power_w is not None:
         limit = f"/{device.power_limit_w:.0f}" if device.power_limit_w is not None else ""
-        parts.append(line(f"{device.power_w:.0f}{limit} W"))
-    return join(parts, Span("  "))
+        power = line(f"{device.power_w:.0f}{limit} W")
+    return memory, heat, power
 
 
 COLUMNS = (

@@ -45,11 +45,29 @@ def _short(earnings: Earnings) -> list[Line]:
             (f"{fmt.short_credits(earnings.today_micro)} credits", Tone.GOOD),
             ("   confirmed ", Tone.DIM),
             fmt.short_credits(earnings.confirmed_micro),
-            (f" ({fmt.plural(earnings.confirmed_units, 'unit')})", Tone.DIM),
             ("   pending ", Tone.DIM),
-            fmt.plural(earnings.pending_units, "unit"),
+            *pending(earnings),
         )
     ]
+
+
+def pending(earnings: Earnings) -> Line:
+    """'about 0.024 (6 units)'; before the first confirmed unit nobody knows what one is worth."""
+    units, micro = fmt.plural(earnings.pending_units, "unit"), earnings.pending_micro
+    if not earnings.pending_units or micro is None:
+        return line(units)
+    return line("about ", fmt.short_credits(micro), (f" ({units})", Tone.DIM))
+
+
+def _pending_row(earnings: Earnings, unit: Line) -> Line:
+    """The same below the other amounts."""
+    micro = earnings.pending_micro
+    units = fmt.plural(earnings.pending_units, "unit")
+    if not earnings.pending_units or micro is None:
+        return labelled("pending", line(f"{'-':>12}", (f"  {units}", Tone.DIM)), LABEL)
+    return labelled(
+        "pending", (Span(f"{'~' + fmt.short_credits(micro):>12}"), *unit, Span(f"  {units}", Tone.DIM)), LABEL
+    )
 
 
 def _long(earnings: Earnings, size: int) -> list[Line]:
@@ -65,11 +83,7 @@ def _long(earnings: Earnings, size: int) -> list[Line]:
             ),
             LABEL,
         ),
-        labelled(
-            "pending",
-            line(f"{earnings.pending_units:>12,}", (" units, no receipt", Tone.DIM)),
-            LABEL,
-        ),
+        _pending_row(earnings, unit),
     ]
     return rows + (paragraph(earnings.price_note, size, Tone.DIM) if earnings.price_note else [])
 
@@ -95,7 +109,7 @@ def _account(earnings: Earnings, income: Income, size: int, view: View, look: Lo
             ),
             LABEL,
         ),
-        labelled("pending", line(f"{earnings.pending_units:>12,}", (" units, no receipt", Tone.DIM)), LABEL),
+        _pending_row(earnings, unit),
         labelled("ledger", _books(income.ledger, view, look), LABEL),
     ]
 

@@ -6,21 +6,10 @@ from distensor_tui import format as fmt
 from distensor_tui.model import Gate
 from distensor_tui.scene import Look, View
 from distensor_tui.text import Line, Span, Tone, line
-from distensor_tui.views.draw import Column, Panel, paragraph, table
+from distensor_tui.views.draw import Column, table
 
 
-def panel(view: View, size: int, look: Look) -> Panel:
-    node = view.snapshot.node
-    if node is None:
-        return Panel("Gates", "5", paragraph("Waiting for the supervisor...", size, Tone.DIM))
-    closed = [gate for gate in node.why if not gate.open]
-    note = line((f"{len(closed)} closed", Tone.WARN)) if closed else line(("all open", Tone.DIM))
-    if not node.why:
-        return Panel("Gates", "5", paragraph("The supervisor names no gates.", size, Tone.DIM))
-    return Panel("Gates", "5", [_row(gate, look) for gate in [*closed, *(g for g in node.why if g.open)]], note)
-
-
-def _row(gate: Gate, look: Look) -> Line:
+def row(gate: Gate, look: Look) -> Line:
     mark = (look.glyphs.ok, Tone.GOOD) if gate.open else (look.glyphs.no, Tone.WARN)
     when = next_change(gate, look)
     return line(

@@ -10,6 +10,7 @@ from distensor_tui.model import Gate, Hub, HubState, Node, NodeState
 from distensor_tui.scene import Look, Screen, Ui, View
 from distensor_tui.text import EMPTY, Line, Span, Tone, cells, join, line, pad, spread, width
 from distensor_tui.views.gates import label, next_change
+from distensor_tui.views.limits import slowed
 
 GAP = Span("   ")
 _PILLS = {
@@ -32,10 +33,12 @@ def header(view: View, look: Look) -> list[Line]:
         return [pad(join((_brand(), _source(view)), GAP), look.width)]
     first = (_brand(), line((node.name or node.id, Tone.STRONG)), _state(node, look), _replay(view))
     second = (_jobs(view, look), _hub(view.snapshot.hub, look), _uptime(node, look))
-    money = _money(view)
     if look.width >= 110:
-        return [spread(join((*first, *second), GAP), (*money, Span(" ")), look.width)]
-    return [spread(join(first, GAP), (*money, Span(" ")), look.width), pad(_indent(join(second, GAP)), look.width)]
+        parts = join((*first, *second), GAP)
+        return [spread(parts, _money(view, look.width - width(parts)), look.width)]
+    parts = join(first, GAP)
+    money = _money(view, look.width - width(parts))
+    return [spread(parts, money, look.width), pad(_indent(join(second, GAP)), look.width)]
 
 
 def _indent(parts: Line) -> Line:
@@ -98,11 +101,16 @@ def _uptime(node: Node, look: Look) -> Line:
     return line(("up ", Tone.DIM), fmt.coarse(look.now - node.started_at))
 
 
-def _money(view: View) -> Line:
+def _money(view: View, room: int) -> Line:
+    """Today's credits, and what is pending where there is room for it."""
     earnings = view.snapshot.earnings
     if earnings is None:
         return EMPTY
-    return line(("today ", Tone.DIM), (f"{fmt.short_credits(earnings.today_micro)} cr", Tone.GOOD))
+    today = line(("today ", Tone.DIM), (f"{fmt.short_credits(earnings.today_micro)} cr", Tone.GOOD))
+    if (micro := earnings.pending_micro) is None:
+        return (*today, Span(" "))
+    waiting = line(("  pending ", Tone.DIM), f"~{fmt.short_credits(micro)}")
+    return (*today, *(waiting if width(today) + width(waiting) + 3 <= room else EMPTY), Span(" "))
 
 
 Notice = tuple[Tone, str]
@@ -128,7 +136,7 @@ def troubles(view: View, look: Look) -> list[Notice]:
     if not view.has_data:
         return []
     first = (_stale(view, look), _hub_trouble(view.snapshot.hub, look), _state_trouble(view, look))
-    return [said for said in first if said is not None] + _worker_troubles(view) + _unread(view)
+    return [said for said in first if said is not None] + _worker_troubles(view) + _slowed(view) + _unread(view)
 
 
 def _fitting(text: str, size: int) -> str:
@@ -140,6 +148,8 @@ def _fitting(text: str, size: int) -> str:
 
 
 Said = Notice | None
+SLOWING = ("temperature", "power")
+"""Gates that slow a device down before they close."""
 
 
 def _stale(view: View, look: Look) -> Said:
@@ -215,6 +225,19 @@ def _worker_troubles(view: View) -> list[Notice]:
     ]
 
 
+def _slowed(view: View) -> list[Notice]:
+    """'gpu1 slowed to 74%: temperature 81 C, limit 80 C'."""
+    node = view.snapshot.node
+    said = []
+    for device, factor in slowed(view.snapshot).items():
+        gates = [gate for gate in (node.why if node else ()) if gate.device == device and gate.name in SLOWING]
+        reasons = "; ".join(
+            f"{gate.name} {gate.reading.partition(',')[0]}, limit {gate.limit}" for gate in gates if gate.limit
+        )
+        said.append((Tone.WARN, f"{device} slowed to {fmt.percent(factor)}: {reasons or 'press w for why'}"))
+    return said
+
+
 def _unread(view: View) -> list[Notice]:
     said = "Part of the supervisor's data was not understood: "
     return [(Tone.WARN, said + problem) for problem in view.snapshot.problems[:1]]
@@ -222,7 +245,9 @@ def _unread(view: View) -> list[Notice]:
 
 def _coming(view: View, look: Look) -> tuple[Tone, str]:
     """All is well: what comes next."""
-    jobs = view.snapshot.live_jobs
+    jobs, node = view.snapshot.live_jobs, view.snapshot.node
+    if node is not None and node.state is NodeState.STARTING and not jobs:
+        return Tone.DIM, "Starting: looking for devices and the hub."
     if not jobs:
         return Tone.DIM, "All well: the next job comes from the hub as soon as a trainer asks for this node."
     job = jobs[0]

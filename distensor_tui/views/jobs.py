@@ -12,6 +12,7 @@ from distensor_tui.views.draw import Column, Panel, bar, paragraph, shares, spar
 
 _GOOD, _BUSY, _BAD = {"training", "running"}, {"starting", "loading", "ready", "waiting", "draining"}, {"broken"}
 SPLIT_CELLS = 12
+NARROW_CELLS = 90
 
 
 def panel(view: View, size: int, look: Look) -> Panel:
@@ -99,10 +100,10 @@ def _worker_rows(workers: Sequence[Worker], size: int, look: Look) -> list[Line]
     return [head, *_with_exits(body, workers, look)]
 
 
-def worker_table(workers: Sequence[Worker], size: int, look: Look) -> list[Line]:
-    """Header and one row per worker; where there is room, with the split of its step."""
-    narrow = size < 90
-    columns = [c for c in COLUMNS if not (narrow and c.title in ("worker", "memory"))]
+def worker_table(workers: Sequence[Worker], size: int, look: Look, *, names: bool = False) -> list[Line]:
+    """Header and one row per worker; where there is room, with the split of its step. `names`: always their ids."""
+    left_out = () if size >= NARROW_CELLS else ("memory",) if names else ("worker", "memory")
+    columns = [c for c in COLUMNS if c.title not in left_out]
     skip = {i for i, c in enumerate(COLUMNS) if c not in columns}
     cells = [[c for i, c in enumerate(_cells(w, look)) if i not in skip] for w in workers]
     head, *body = table(columns, cells, size)
@@ -182,8 +183,10 @@ JOB_COLUMNS = (
 
 
 def page(view: View, size: int) -> list[Line]:
-    """Header and one row per job, the ended ones too."""
-    return table(JOB_COLUMNS, [_job_cells(job) for job in view.snapshot.jobs or ()], size)
+    """Header and one row per job, the ended ones too; a narrow screen leaves what Enter shows to Enter."""
+    shown = [i for i, c in enumerate(JOB_COLUMNS) if size >= NARROW_CELLS or c.title not in ("epoch", "nodes")]
+    cells = [_job_cells(job) for job in view.snapshot.jobs or ()]
+    return table([JOB_COLUMNS[i] for i in shown], [[row[i] for i in shown] for row in cells], size)
 
 
 def _job_cells(job: Job) -> list[Span | str]:

@@ -14,7 +14,7 @@ STEPS = (
         "Press a here (or Enter) and paste it. It is tried with the hub first, then kept where only you can read it.",
     ),
     ("3", "This machine joins the hub. Work comes by itself as soon as a trainer asks for machines like this one."),
-    ("4", "Leave the supervisor running; close this view with q. p pauses, 5 shows its limits, 4 what you earn."),
+    ("4", "Leave the supervisor running; close this view with q. p pauses it, 5 shows your limits, 4 what you earn."),
 )
 STEP_CELLS = 3
 

@@ -80,9 +80,7 @@ def test_a_malformed_proxy_is_an_oserror_without_its_text(value: str, monkeypatc
 
 
 def test_the_report_and_the_doctor_hold_no_password(secret: str) -> None:
-    environment = {name: f"http://ann:{secret}@{NOWHERE}" for name in [*NAMES, "pip_proxy"]} | {
-        "no_proxy": "10.0.0.0/8"
-    }
+    environment = dict.fromkeys([*NAMES, "pip_proxy"], f"http://ann:{secret}@{NOWHERE}") | {"no_proxy": "10.0.0.0/8"}
 
     class World:
         key = None
@@ -94,7 +92,7 @@ def test_the_report_and_the_doctor_hold_no_password(secret: str) -> None:
     world: Any = World()
     redactor: Redactor = _redactor(world, environment, hide_addresses=False)
     shown = redactor.environment(_shown(environment))
-    assert shown == {name: f"http://{NOWHERE}" for name in [*NAMES, "pip_proxy"]} | {"no_proxy": "10.0.0.0/8"}
+    assert shown == dict.fromkeys([*NAMES, "pip_proxy"], f"http://{NOWHERE}") | {"no_proxy": "10.0.0.0/8"}
     log = redactor.text(f"gave up on {environment['http_proxy']}: {secret} was refused")
     said = network.proxy(world)
     assert leaks(secret, json.dumps(shown), log, said.finding, said.fix) == []

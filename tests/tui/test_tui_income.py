@@ -353,3 +353,13 @@ def test_no_sum_of_days_is_below_today() -> None:
     assert found.month.micro == snapshot.income.month.micro + 72_000
     early = replace(snapshot, earnings=replace(snapshot.earnings, today_micro=0))
     assert early.account == snapshot.income
+
+
+def test_pending_is_told_in_credits_once_it_is_known_what_a_unit_is_worth() -> None:
+    known = live(earnings=fake.earnings(confirmed_micro=12_000_000, confirmed_units=3000, pending_units=6))
+    assert "today 1.840 cr  pending ~0.024" in text(known, (80, 24))
+    assert "confirmed 12.000   pending about 0.024 (6 units)" in text(known, (80, 24))
+    assert "pending          ~0.024 cr  6 units" in text(known, (120, 40))
+    new = live(earnings=fake.earnings(confirmed_micro=0, confirmed_units=0, pending_units=6))
+    assert "pending 6 units" in text(new, (80, 24))
+    assert "pending ~" not in text(new, (80, 24))

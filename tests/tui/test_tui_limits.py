@@ -178,6 +178,72 @@ def test_without_limits_the_screen_still_stands(name: str) -> None:
     assert text(VIEWS[name](), (80, 24), on(Screen.LIMITS))
 
 
+CAPPED = [
+    replace_row(fake.limits()["rows"][2], value=80.0),
+    fake.setting("power_max_w", 350.0, "", unit="W", per_device=True),
+    fake.setting("temperature_max_c", 0.0, "", device="gpu1"),
+    fake.setting("vram_reserve_gib", 2.5, ""),
+    fake.setting("only_when_idle", True, ""),
+    fake.setting("run_on_metered", True, ""),
+    fake.setting("schedule", "mon-fri 18:00-08:00; sat,sun", ""),
+    fake.setting("upload_max_mb_s", 4.0, ""),
+    fake.setting("bytes_month_gb", 200.0, ""),
+    fake.setting("bytes_day_gb", 3.5, ""),
+]
+
+
+def home(size: tuple[int, int] = (120, 40), **sections: Any) -> list[str]:
+    """The rows of the panel Limits on Home, without what stands beside it."""
+    rows = text(live(**sections), size).splitlines()
+    start = next(i for i, row in enumerate(rows) if "Limits 5" in row)
+    inside = [row[2:].split("│")[0].rstrip() for row in rows[start + 1 :]]
+    return inside[: next(i for i, row in enumerate(inside) if row.startswith("──"))]
+
+
+def test_home_shows_what_is_allowed_beside_what_is_used() -> None:
+    shown = home(limits={"file": "f", "rows": CAPPED}, usage=fake.usage(duty={"gpu0": 0.74, "cpu": 1.0}))
+    assert shown == [
+        "work     allowed",
+        "caps     temp <= 80 C  power <= 350 W",
+        "         no temperature_max_c on gpu1",
+        "         vram 2.5 GiB kept  only when idle",
+        "         mon-fri 18:00-08:00; sat,sun",
+        "traffic  up 3.7/4 MB/s  down 3.4 MB/s",
+        "moved    day 3.24/3.5 GB  month 41/200 GB",
+        "slowed   gpu0 works 74% of its time",
+    ]
+
+
+def test_home_says_which_gate_is_closed_and_which_closes_next() -> None:
+    assert home(node=fake.node(why=GATES))[:2] == ["✖ schedule: outside mon-fri 18:00-08:00,", "  opens 15:13"]
+    first = fake.gate("schedule", reading="inside a window", at=fake.NOW + 7200)
+    later = fake.gate("bytes_day", reading="1 GB today", at=fake.NOW + 9999)
+    assert home(node=fake.node(why=[later, first]))[0] == "work     allowed  may close 16:13 (schedule)"
+    assert home(node=fake.node(why=[]))[0] == "The supervisor names no gates."
+    assert home(limits={"file": "f", "rows": []}, usage=None)[1:] == [
+        "caps     none set; 5, then e, sets one",
+        "traffic  up 3.7 MB/s  down 3.4 MB/s",
+    ]
+
+
+def test_a_device_that_is_slowed_down_is_a_notice_with_its_reason() -> None:
+    hot = {**fake.gate("temperature", reading="81 C, slowed to 74%", limit="80 C"), "device": "gpu1"}
+    view = live(node=fake.node(why=[hot]), usage=fake.usage(duty={"gpu1": 0.74}))
+    assert "▲ gpu1 slowed to 74%: temperature 81 C, limit 80 C" in text(view, (80, 24))
+
+
+@pytest.mark.parametrize("raw", [3, {"duty": 5}, {"duty": {"x": "y"}, "bytes_day": []}, {"bytes_month": "z"}])
+def test_a_strange_usage_is_named_and_breaks_nothing(raw: Any) -> None:
+    view = live(usage=raw)
+    assert home(usage=raw)
+    assert any(problem.startswith("usage") for problem in view.snapshot.problems)
+
+
+def test_rates_stand_beside_the_limits_of_rates() -> None:
+    shown = text(live(limits={"file": "f", "rows": CAPPED}), (120, 40), on(Screen.LIMITS))
+    assert next(row for row in shown.splitlines() if "upload_max_mb_s" in row).split()[-3:] == ["3.7", "MB/s", "│"]
+
+
 def test_the_gates_beside_limits_are_named_as_the_supervisor_names_them() -> None:
     """The names are the contract between two wheels that import nothing of each other."""
     from distensor_server.policy.table import BY_NAME

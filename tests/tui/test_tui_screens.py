@@ -51,8 +51,10 @@ def trained(steps: int = 60) -> History:
     """A history of a loss that falls and a speed that sways."""
     history = History()
     for i in range(steps):
-        loss = 2.4131 + 2 * math.exp(-i / 15)
-        job = fake.job(step=18204 - steps + 1 + i, loss=loss, tokens_per_second=4800 + 200 * math.sin(i / 5))
+        loss = 2.4131 + 2 * (math.exp(-i / 15) - math.exp((1 - steps) / 15))
+        job = fake.job(
+            step=18204 - steps + 1 + i, loss=loss, tokens_per_second=4812 + 200 * math.sin((i + 1 - steps) / 5)
+        )
         history = remember(history, apply(Snapshot(), {"jobs": [job]}, full=True), fake.NOW - steps + 1 + i)
     return history
 

@@ -329,8 +329,13 @@ def snapshot(**sections: Any) -> dict[str, Any]:
         "income": income(),
         "limits": limits(),
         "events": events(),
+        "usage": usage(),
         **sections,
     }
+
+
+def usage(**changes: Any) -> dict[str, Any]:
+    return {"duty": {"gpu0": 1.0, "cpu": 1.0}, "bytes_day": 3_240_000_000, "bytes_month": 41_200_000_000, **changes}
 
 
 def hostile() -> dict[str, Any]:
