@@ -26,6 +26,16 @@ settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 GRACE_S = 3.0
+
+
+def pytest_report_header() -> str:
+    """Which of the two emulations of slow links this machine permits, so that a log says what was tried."""
+    from distensor.testing.homenet import permitted
+
+    permission = permitted()
+    return f"emulated network: {permission.reason if permission.granted else f'forwarder only: {permission.reason}'}"
+
+
 HELPERS_OF_PYTHON = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
