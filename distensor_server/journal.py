@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterator
 from distensor.core.clock import Clock
 from distensor.core.errors import StoreError
 from distensor_server.eventlog import EventLog
-from distensor_server.picture import LoggedEvent
+from distensor_server.picture import LoggedEvent, Unwritten
 
 log = logging.getLogger("distensor_server")
+
+WRITTEN_WITHIN = 75.0
+"""Seconds. The snapshot of the sections is written twice a minute: a disk that is full still says so within them."""
 
 
 class Journal:
@@ -19,6 +22,7 @@ class Journal:
     def __init__(self, clock: Clock, on_shown: Callable[[LoggedEvent], None]) -> None:
         self._clock = clock
         self._events = EventLog()
+        self._unwritten: tuple[float, Unwritten] | None = None
         self._on_shown = on_shown
 
     def add(self, severity: str, source: str, text: str) -> None:
@@ -43,8 +47,22 @@ class Journal:
             write()
         except StoreError as error:
             self.add("error", "supervisor", str(error))
+            self._keep(error)
             return False
         return True
+
+    def _keep(self, error: StoreError) -> None:
+        cause = error.__cause__
+        number = cause.errno if isinstance(cause, OSError) else None
+        failed = Unwritten(at=round(self._clock.now(), 3), text=str(error), errno=number)
+        self._unwritten = (self._clock.monotonic(), failed)
+
+    @property
+    def unwritten(self) -> Unwritten | None:
+        """The last write that failed; None when that is so long ago that others have been tried since."""
+        if self._unwritten is None or self._clock.monotonic() - self._unwritten[0] >= WRITTEN_WITHIN:
+            return None
+        return self._unwritten[1]
 
     def __iter__(self) -> Iterator[LoggedEvent]:
         return iter(self._events)

@@ -62,6 +62,8 @@ class Life:
     excuses: int = 0
     """Failures in a row that did not count because the machine had slept."""
     last_exit: str = ""
+    cause: ExitCause | None = None
+    """Of the last exit in this life of the supervisor."""
     ending: str = ""
     """Why it is being stopped on purpose; not empty means that it will not come back."""
     told_to_exit: bool = False
@@ -267,6 +269,7 @@ def _too_slow(life: Life, _event: Event, _now: float, policy: RestartPolicy) -> 
 def _ended(life: Life, event: Event, now: float, policy: RestartPolicy) -> Transition:
     assert isinstance(event, ProcessEnded)
     gone = replace(life, state=WorkerState.EXITED, last_exit=event.exit.reason, up_since=None, worked_at=None)
+    gone = replace(gone, cause=event.exit.cause)
     if event.exit.final:
         return gone, (ClearTimer(), _report(gone))
     healthy = life.up_since is not None and now - life.up_since >= policy.healthy_after

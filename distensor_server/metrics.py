@@ -97,6 +97,11 @@ def _gates(sections: Data) -> Samples:
         yield {"gate": gate.get("gate"), "device": gate.get("device") or ""}, int(bool(gate.get("open")))
 
 
+def _faults(sections: Data) -> Samples:
+    for fault in _list(sections, "faults"):
+        yield {"part": fault.get("part"), "subject": fault.get("subject") or "", "code": fault.get("code")}, 1
+
+
 def _connected(sections: Data) -> Samples:
     yield {}, int(_dict(sections, "hub").get("state") == "connected")
 
@@ -165,6 +170,7 @@ FAMILIES: Sequence[Family] = (
     _gauge("state", "1 for the present state of the node, 0 for the others.", _state),
     _gauge("state_since_seconds", "Unix time at which the present state began.", _one("node", "state_since")),
     _gauge("gate_open", "1 where this condition of work is met.", _gates),
+    _gauge("fault", "1 for each fault of now.", _faults),
     _gauge("hub_connected", "1 while the hub answers heartbeats.", _connected),
     _gauge("hub_rtt_seconds", "Round trip of the last heartbeat.", _one("hub", "rtt_ms", 0.001)),
     _gauge("device_usable", "1 where workers can run on this device.", _devices("usable")),

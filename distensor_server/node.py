@@ -184,6 +184,7 @@ class Node:
             today_micro=self.books.today_micro,
             events=tuple(self.journal),
             gates=self.features.gates(),
+            unwritten=self.journal.unwritten,
             helper_pids=frozenset(self.inventory.helper_pids),
         )
 

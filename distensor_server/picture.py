@@ -87,6 +87,15 @@ class LoggedEvent:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Unwritten:
+    """A file of ours that could not be written just now. `at` is Unix time."""
+
+    at: float
+    text: str
+    errno: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
     """One moment of the node. Times are Unix time unless they say `monotonic`."""
 
@@ -107,6 +116,8 @@ class Picture:
     events: tuple[LoggedEvent, ...] = field(default=())
     gates: tuple[Gate, ...] = field(default=())
     """Conditions that features add to those of `nodestate.gates`."""
+    unwritten: Unwritten | None = None
+    """The last write that failed, while that is recent."""
     helper_pids: frozenset[int] = frozenset()
     """Processes of ours that are no workers and may use a device."""
 

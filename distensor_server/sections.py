@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from distensor.core.control import WorkerState
 from distensor.core.parallel import ParallelConfig, RankLayout
 from distensor_server.devicesection import device_section, rounded
+from distensor_server.faults import faults
 from distensor_server.nodestate import gates, node_state
 from distensor_server.picture import Gate, JobRecord, Picture, WorkerView
 
@@ -193,6 +194,10 @@ def _events(picture: Picture) -> Section:
     return [asdict(event) for event in picture.events]
 
 
+def _faults(picture: Picture) -> Section:
+    return [asdict(fault) for fault in faults(picture)]
+
+
 _BUILDERS: dict[str, Callable[[Picture], Section]] = {
     "hub": _hub,
     "devices": _devices,
@@ -200,4 +205,5 @@ _BUILDERS: dict[str, Callable[[Picture], Section]] = {
     "jobs": _jobs,
     "earnings": _earnings,
     "events": _events,
+    "faults": _faults,
 }

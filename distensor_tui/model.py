@@ -82,6 +82,23 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """Something that is broken now. `part` is worker, device, hub, disk or section; `subject` the id of which one.
+
+    `log` is the command that shows what happened. Times are Unix time.
+    """
+
+    part: str
+    subject: str | None
+    code: str
+    cause: str
+    fix: str
+    log: str
+    since: float | None = None
+    retry_at: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Usage:
     """How much of the limits is used: by device the share of its time that it may work; bytes of workers."""
 
@@ -305,6 +322,9 @@ class Snapshot:
     auth: Auth | None = None
     limits: Limits | None = None
     usage: Usage | None = None
+    faults: tuple[Fault, ...] | None = None
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Sections that the supervisor failed to build, and why."""
     income: Income | None = None
     unavailable: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
@@ -315,6 +335,10 @@ class Snapshot:
         """The node's account, no older than what the hub has confirmed today."""
         earnings, income = self.earnings, self.income
         return income if income is None or earnings is None else caught_up(income, earnings.today_micro)
+
+    def broken(self, part: str, subject: str | None = None) -> tuple[Fault, ...]:
+        """The faults of a part, or of one worker or device."""
+        return tuple(fault for fault in self.faults or () if fault.part == part and subject in (None, fault.subject))
 
     @property
     def live_jobs(self) -> tuple[Job, ...]:

@@ -9,7 +9,7 @@ from distensor_tui import format as fmt
 from distensor_tui.absence import Absence
 from distensor_tui.devicefacts import facts
 from distensor_tui.income import STANDINGS, Income, Ledger, Sum
-from distensor_tui.model import Device, Gate, Hub, HubState, Job, Snapshot, Worker
+from distensor_tui.model import Device, Fault, Gate, Hub, HubState, Job, Snapshot, Worker
 
 
 def absent(why: Absence) -> str:
@@ -23,6 +23,7 @@ def status(snapshot: Snapshot, now: float, zone: tzinfo | None = None) -> str:
     rows += [_worker(worker) for worker in snapshot.workers or ()]
     rows += [_device(device) for device in snapshot.devices or ()]
     rows += _earnings(snapshot)
+    rows += [row for fault in snapshot.faults or () for row in _fault(fault)]
     rows += [
         f"closed     {_gate(gate, zone)}" for gate in (snapshot.node.why if snapshot.node else ()) if not gate.open
     ]
@@ -153,6 +154,11 @@ def _earnings(snapshot: Snapshot) -> list[str]:
         f"confirmed  {fmt.credits(found.confirmed_micro)} credits, {fmt.plural(found.confirmed_units, 'unit')}",
         f"pending    {fmt.plural(found.pending_units, 'unit')}",
     ]
+
+
+def _fault(fault: Fault) -> list[str]:
+    rows = [f"broken     {fault.code}: {fault.cause}", f"           {fault.fix}"]
+    return [*rows, f"           {fault.log}"] if fault.log else rows
 
 
 def _gate(gate: Gate, zone: tzinfo | None) -> str:

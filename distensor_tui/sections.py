@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from distensor_tui.fields import Fields
+from distensor_tui.fields import Fields, clean
 from distensor_tui.income import read_income
 from distensor_tui.model import (
     Auth,
@@ -16,6 +16,7 @@ from distensor_tui.model import (
     DeviceProcess,
     Earnings,
     Event,
+    Fault,
     Gate,
     Hub,
     HubState,
@@ -41,14 +42,27 @@ def apply(snapshot: Snapshot, data: Mapping[str, Any], *, full: bool) -> Snapsho
     base = Snapshot() if full else snapshot
     problems: list[str] = []
     changes: dict[str, Any] = {}
+    failed = {name: why for name, why in base.failed.items() if name not in data}
     for name, read in _SECTIONS.items():
-        if name in data:
-            absent: Any = {} if name == "unavailable" else None
-            changes[name] = absent if data[name] is None else read(data[name], problems)
+        if name not in data:
+            continue
+        if why := _failure(data[name]):
+            failed[name] = why
+        absent: Any = {} if name == "unavailable" else None
+        changes[name] = absent if data[name] is None or why else read(data[name], problems)
+    if failed != base.failed:
+        changes["failed"] = failed
     if not changes and not full:
         return base
     kept = tuple(p for p in base.problems if p.split(".")[0].split("[")[0].split(":")[0] not in changes)
     return replace(base, **changes, problems=(kept + tuple(problems))[:20])
+
+
+def _failure(raw: Any) -> str:
+    """Why a section could not be built: the supervisor sends nothing but that in its place."""
+    if isinstance(raw, Mapping) and raw.keys() == {"error"} and isinstance(raw["error"], str):
+        return clean(raw["error"]) or "no reason given"
+    return ""
 
 
 def _node(raw: Any, problems: list[str]) -> Node:
@@ -284,6 +298,23 @@ def _event(f: Fields) -> Event:
     )
 
 
+def _faults(raw: Any, problems: list[str]) -> tuple[Fault, ...]:
+    return tuple(_fault(f) for f in _items(raw, "faults", problems))
+
+
+def _fault(f: Fields) -> Fault:
+    return Fault(
+        part=f.text("part"),
+        subject=f.maybe_text("subject"),
+        code=f.text("code", "unknown"),
+        cause=f.text("cause", "no reason given"),
+        fix=f.text("fix"),
+        log=f.text("log"),
+        since=f.number("since"),
+        retry_at=f.number("retry_at"),
+    )
+
+
 def _usage(raw: Any, problems: list[str]) -> Usage:
     f = Fields(raw, "usage", problems)
     return Usage(duty=f.number_map("duty"), bytes_day=f.count("bytes_day"), bytes_month=f.count("bytes_month"))
@@ -312,5 +343,6 @@ _SECTIONS: dict[str, Callable[[Any, list[str]], Any]] = {
     "auth": _auth,
     "limits": read_limits,
     "usage": _usage,
+    "faults": _faults,
     "unavailable": _unavailable,
 }

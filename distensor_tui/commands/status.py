@@ -8,7 +8,7 @@ from pathlib import Path
 from distensor_tui import plain
 from distensor_tui.answers import show
 
-SECTIONS = ("node", "hub", "devices", "workers", "jobs", "earnings", "unavailable")
+SECTIONS = ("node", "hub", "devices", "workers", "jobs", "earnings", "faults", "unavailable")
 
 
 def options(_parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from distensor_tui.model import Device
 from distensor_tui.scene import Ask, Scene, Screen, Step
 from distensor_tui.screens.page import Page, Row, ScreenSpec, selected, selected_panel, titled
 from distensor_tui.text import EMPTY, Line, Span, Tone, fill, line
-from distensor_tui.views import devices
+from distensor_tui.views import devices, faults
 from distensor_tui.views.device import gauges
 from distensor_tui.views.draw import paragraph
 
@@ -23,12 +23,12 @@ def page(scene: Scene) -> Page:
 
 
 def _all(scene: Scene) -> Page:
-    size, now = scene.look.width - 6, scene.look.now
+    size = scene.look.width - 6
     head, cells = titled(devices.page(scene.view, size, scene.look))
     rows = [
         Row(
             cells=row,
-            facts=partial(facts, device, now),
+            facts=partial(_facts, scene, device),
             words=device.id,
             key=device.id,
             log=device.id,
@@ -48,11 +48,17 @@ def _one(scene: Scene, device_id: str) -> Page:
         return Page(title, [], [], [line((f"The device {device_id} is gone. Esc goes back.", Tone.DIM))])
     size = look.width - 6
     rows = [
-        Row(cells=cells, facts=partial(facts, device, look.now), log=device.id)
-        for name, value in facts(device, look.now)
+        Row(cells=cells, facts=partial(_facts, scene, device), log=device.id)
+        for name, value in _facts(scene, device)
         for cells in _fact(name, value, size)
     ]
     return Page(title, [*gauges(device, size, look), EMPTY], rows, [])
+
+
+def _facts(scene: Scene, device: Device) -> list[tuple[str, str]]:
+    """What is broken first, then all that is known."""
+    broken = scene.view.snapshot.broken("device", device.id)
+    return [*faults.facts(broken, scene.look), *facts(device, scene.look.now)]
 
 
 def _fact(name: str, value: str, size: int) -> list[Line]:

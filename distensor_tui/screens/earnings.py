@@ -45,7 +45,8 @@ def _account(scene: Scene, found: Income) -> Page:
         )
         for row, group in zip(cells, groups, strict=True)
     ]
-    about = [*income.summary(found, scene.view, size, scene.look), EMPTY, *head]
+    troubles = earnings.troubles(scene.view, size, scene.look)
+    about = [*troubles, *income.summary(found, scene.view, size, scene.look), EMPTY, *head]
     notes = [
         *income.payout(found, size),
         *income.no_power(found, size),

@@ -27,16 +27,20 @@ def body(view: View, height: int, look: Look) -> list[Line]:
 
 
 def _narrow(view: View, height: int, look: Look) -> list[Line]:
-    """80x24: rules instead of frames; the answers first, events take what is left. Below 20 lines no topology."""
+    """80x24: rules instead of frames; the answers first, events take what is left.
+
+    Where there is little room, or something is broken, the topology is left to its own screen.
+    """
+    broken = bool(view.snapshot.faults or view.snapshot.failed)
     size = look.width - 1
     panels = [
         (devices.panel(view, size, look), 3),
         (jobs.panel(view, size, look), 4),
         (topology.panel(view, size, look), 5),  # title, stages, two replicas, and a line that counts what is cut off
-        (earnings.panel(view, size, look), 2),
+        (earnings.panel(view, size, look), 4 if broken else 2),
         (events.panel(view, size, look), 2),
     ]
-    if height < ROOM_FOR_TOPOLOGY:
+    if height < ROOM_FOR_TOPOLOGY or broken:
         del panels[2]
     heights = allot(height, [(len(p.rows) + 1, min(len(p.rows) + 1, least)) for p, least in panels])
     return [row for (p, _), h in zip(panels, heights, strict=True) for row in section(p, look.width, h, look.glyphs)]

@@ -10,8 +10,8 @@ from distensor_tui.model import Job, Worker
 from distensor_tui.scene import Ask, Scene, Screen
 from distensor_tui.screens.log import file_empty, file_rows
 from distensor_tui.screens.page import Page, Row, ScreenSpec, titled
-from distensor_tui.text import EMPTY, Line, Tone, line
-from distensor_tui.views import jobs, topology
+from distensor_tui.text import EMPTY, Tone, line
+from distensor_tui.views import faults, jobs, topology
 from distensor_tui.views.draw import Panel
 from distensor_tui.views.links import link_rows
 
@@ -46,7 +46,7 @@ def _all(scene: Scene) -> Page:
         for row, job in zip(cells, view.snapshot.jobs or (), strict=True)
     ]
     below = Panel("Workers on this node", "", jobs.workers_page(view, look.width - 4, look))
-    return Page("Jobs", head, rows, jobs.empty(view, size), (below,))
+    return Page("Jobs", head, rows, jobs.empty(view, size, look), (below,))
 
 
 def _job(scene: Scene, job: Job) -> Page:
@@ -57,7 +57,7 @@ def _job(scene: Scene, job: Job) -> Page:
     rows = [
         Row(
             cells=row,
-            facts=partial(jobs.worker_detail, worker),
+            facts=partial(_facts, scene, worker),
             key=worker.id,
             file=worker.id,
             opens=(job.id, worker.id),
@@ -76,13 +76,16 @@ def _worker(scene: Scene, job: Job, name: str) -> Page:
     look = scene.look
     worker = next((found for found in scene.view.snapshot.workers or () if found.id == name), None)
     title = f"Jobs {look.glyphs.right} {job.name or job.id} {look.glyphs.right} {name}"
-    about = _about(worker, look.width - 6) if worker else [line((f"The worker {name} is gone.", Tone.WARN))]
+    about = (
+        facts(_facts(scene, worker), look.width - 6) if worker else [line((f"The worker {name} is gone.", Tone.WARN))]
+    )
     head = [*about, EMPTY, line(("the end of its log file", Tone.DIM))]
     return Page(title, head, file_rows(scene, name), file_empty(scene, name), tail=True)
 
 
-def _about(worker: Worker, size: int) -> list[Line]:
-    return facts(jobs.worker_detail(worker), size)
+def _facts(scene: Scene, worker: Worker) -> list[tuple[str, str]]:
+    broken = scene.view.snapshot.broken("worker", worker.id)
+    return [*jobs.worker_detail(worker), *faults.facts(broken, scene.look)]
 
 
 def poll(scene: Scene) -> Ask | None:

@@ -12,7 +12,7 @@ from distensor_tui.scene import Scene, Screen, Step
 from distensor_tui.screens.page import Facts, Page, Row, ScreenSpec, selected, selected_panel, titled
 from distensor_tui.settings import source, with_unit
 from distensor_tui.text import Line, Span, Tone, line
-from distensor_tui.views import gates
+from distensor_tui.views import faults, gates
 from distensor_tui.views.draw import Column, paragraph, table
 from distensor_tui.views.limits import rates
 
@@ -42,7 +42,10 @@ def page(scene: Scene) -> Page:
     size = scene.look.width - 6
     limits = scene.view.snapshot.limits
     if limits is None:
-        nothing = paragraph("This supervisor names no limits; w shows its gates.", size, Tone.DIM)
+        broken = faults.failed(scene.view.snapshot, "limits")
+        nothing = faults.rows(broken, size, scene.look) or paragraph(
+            "This supervisor names no limits; w shows its gates.", size, Tone.DIM
+        )
         return Page("Limits", _gates(scene), [], nothing)
     head, cells = titled(table(COLUMNS, [_cells(scene, row) for row in limits.rows], size))
     rows = [

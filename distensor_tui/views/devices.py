@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from distensor_tui import format as fmt
-from distensor_tui.model import Device
+from distensor_tui.model import Device, Fault
 from distensor_tui.scene import Look, View
 from distensor_tui.text import EMPTY, Line, Span, Tone, cells, fill, join, line, spread, width
+from distensor_tui.views import faults
 from distensor_tui.views.draw import Column, Panel, bar, paragraph, table
 
 HOT_C = 85.0
@@ -21,7 +22,9 @@ def panel(view: View, size: int, look: Look) -> Panel:
         return Panel("Devices", "6", rows)
     usable = sum(device.usable for device in devices)
     note = line((f"{usable}/{len(devices)} usable", Tone.DIM if usable else Tone.WARN))
-    return Panel("Devices", "6", _rows(devices, size, look), note if devices else ())
+    broken = view.snapshot.broken("device")
+    rows = _rows(devices, {fault.subject: fault for fault in broken}, size, look)
+    return Panel("Devices", "6", rows, note if devices else ())
 
 
 def _missing(view: View) -> str:
@@ -29,28 +32,36 @@ def _missing(view: View) -> str:
     return f"Not available: {reason}" if reason else "Detecting devices..."
 
 
-def _rows(devices: Sequence[Device], size: int, look: Look) -> list[Line]:
+Faults = Mapping[str | None, Fault]
+
+
+def _rows(devices: Sequence[Device], broken: Faults, size: int, look: Look) -> list[Line]:
     if not devices:
         return paragraph("No device was found. The supervisor's log says what was tried: press 7.", size, Tone.WARN)
     if look.narrow:
-        return _short(devices, size, look)
-    return [row for device in devices for row in _long(device, size, look)]
+        return _short(devices, broken, size, look)
+    return [row for device in devices for row in _long(device, broken.get(device.id), size, look)]
 
 
-def _short(devices: Sequence[Device], size: int, look: Look) -> list[Line]:
+def _short(devices: Sequence[Device], broken: Faults, size: int, look: Look) -> list[Line]:
     """One row each: name, gauge, the figures that there are, each under those of the device above."""
     names = min(24, size // 3, max(cells(_name(device)) for device in devices))
     figures = [_figures(device) if device.usable else () for device in devices]
     widths = [max((width(row[i]) for row in figures if row), default=0) for i in range(len(FIGURES))]
     gauge = max(6, size // 8)
-    return [
-        _short_row(device, names, gauge, _aligned(row, widths), look)
-        for device, row in zip(devices, figures, strict=True)
-    ]
+    rows: list[Line] = []
+    for device, row in zip(devices, figures, strict=True):
+        fault = broken.get(device.id)
+        rows.append(_short_row(device, fault, names, gauge, _aligned(row, widths), look))
+        if fault is not None:
+            rows += faults.remedy(fault, size)
+    return rows
 
 
-def _short_row(device: Device, names: int, gauge: int, figures: Line, look: Look) -> Line:
+def _short_row(device: Device, fault: Fault | None, names: int, gauge: int, figures: Line, look: Look) -> Line:
     name = Span(fill(_name(device), names) + "  ")
+    if fault is not None:
+        return line(name, (f"{look.glyphs.no} {fault.code}: {fault.cause}", Tone.BAD))
     if not device.usable:
         return line(name, (f"{look.glyphs.no} {_reason(device)}", Tone.WARN))
     share = bar(device.utilization, gauge, look.glyphs)
@@ -65,10 +76,12 @@ def _aligned(figures: Sequence[Line], widths: Sequence[int]) -> Line:
     return join(padded, Span("  "))
 
 
-def _long(device: Device, size: int, look: Look) -> list[Line]:
-    """Name row, gauge row, figures row."""
+def _long(device: Device, fault: Fault | None, size: int, look: Look) -> list[Line]:
+    """Name row, gauge row, figures row; below one that is broken what is wrong with it."""
     slots = f"{len(device.workers)}/{device.slots} slots" if device.slots else ""
     head = spread(line((_name(device), Tone.STRONG)), line((slots, Tone.DIM)), size)
+    if fault is not None:
+        return [head, *faults.rows([fault], size, look)]
     if not device.usable:
         return [head, *paragraph(f"{look.glyphs.no} not used: {_reason(device)}", size, Tone.WARN)[:LONGEST_REASON]]
     share = device.utilization

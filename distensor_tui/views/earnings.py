@@ -7,6 +7,7 @@ from distensor_tui.income import Income, Ledger
 from distensor_tui.model import Earnings, HubState
 from distensor_tui.scene import Look, View
 from distensor_tui.text import Line, Span, Tone, line
+from distensor_tui.views import faults
 from distensor_tui.views.draw import Column, Panel, labelled, paragraph, sparkline, table
 
 LABEL = 11
@@ -23,7 +24,16 @@ def panel(view: View, size: int, look: Look) -> Panel:
         rows = _short(earnings)
     else:
         rows = _long(earnings, size) if income is None else _account(earnings, income, size, view, look)
-    return Panel("Earnings", "4", [*rows, *_hint(view, earnings, size)], _confirmed_at(view, earnings, look))
+    rows = [*rows, *_hint(view, earnings, size), *troubles(view, size, look)]
+    return Panel("Earnings", "4", rows, _confirmed_at(view, earnings, look))
+
+
+def troubles(view: View, size: int, look: Look) -> list[Line]:
+    """What keeps the books from being kept or compared; without a job, the hub's absence stands where jobs do."""
+    snapshot = view.snapshot
+    found = [*snapshot.broken("disk"), *faults.failed(snapshot, "income")]
+    found += snapshot.broken("hub") if snapshot.live_jobs else ()
+    return faults.rows(found, size, look)
 
 
 def _confirmed_at(view: View, earnings: Earnings, look: Look) -> Line:

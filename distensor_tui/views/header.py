@@ -9,6 +9,7 @@ from distensor_tui import format as fmt
 from distensor_tui.model import Gate, Hub, HubState, Node, NodeState
 from distensor_tui.scene import Look, Screen, Ui, View
 from distensor_tui.text import EMPTY, Line, Span, Tone, cells, join, line, pad, spread, width
+from distensor_tui.views import faults
 from distensor_tui.views.gates import label, next_change
 from distensor_tui.views.limits import slowed
 
@@ -126,6 +127,7 @@ def notice(view: View, look: Look, ui: Ui, notices: Sequence[Notice]) -> Line:
     more = line((f"{fmt.plural(others, 'more notice')}: ", Tone.DIM), ("n", Tone.KEY), " ") if others > 0 else EMPTY
     if notices and not more and cells(text) > look.width - 4:
         more = line(("all of it: ", Tone.DIM), ("n", Tone.KEY), " ")
+    more = (Span(" "), *more) if more else EMPTY
     mark = {Tone.BAD: look.glyphs.no, Tone.WARN: look.glyphs.warn}.get(tone, look.glyphs.right)
     said = line((f" {mark} {_fitting(text, look.width - 4 - width(more))}", tone)) if text else EMPTY
     return spread(said, more, look.width) if more else pad(said, look.width)
@@ -218,6 +220,10 @@ def _device_reason(view: View) -> str:
 
 
 def _worker_troubles(view: View) -> list[Notice]:
+    """What is broken besides the hub, which has its own notice; of an older supervisor only its workers' ends."""
+    broken = view.snapshot.faults
+    if broken is not None:
+        return [(faults.tone(fault), f"{fault.cause}; {fault.fix}") for fault in broken if fault.part != "hub"]
     return [
         (Tone.WARN, f"Worker of rank {worker.rank}: {worker.state}, last exit: {worker.last_exit}")
         for worker in view.snapshot.workers or ()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distensor_tui import format as fmt
-from distensor_tui.model import AuthState, HubState, Job, Worker
+from distensor_tui.model import AuthState, HubState, Job, Snapshot, Worker
 from distensor_tui.scene import Look, View
 from distensor_tui.text import EMPTY, Line, Span, Tone, fill, join, line, spread, width
+from distensor_tui.views import faults
 from distensor_tui.views.draw import Column, Panel, bar, paragraph, shares, sparkline, table
 
 _GOOD, _BUSY, _BAD = {"training", "running"}, {"starting", "loading", "ready", "waiting", "draining"}, {"broken"}
@@ -20,15 +21,17 @@ def panel(view: View, size: int, look: Look) -> Panel:
     if view.snapshot.jobs is None and view.snapshot.workers is None:
         return Panel("Jobs", "2", paragraph("Waiting for the supervisor's list of jobs...", size, Tone.DIM))
     if not jobs and not workers:
-        return Panel("Jobs", "2", empty(view, size))
+        return Panel("Jobs", "2", empty(view, size, look))
     rows = [row for job in jobs for row in job_rows(job, view, size, look)]
     note = line((fmt.plural(len(workers), "worker"), Tone.DIM))
-    return Panel("Jobs", "2", rows + _worker_rows(workers, size, look), note)
+    return Panel("Jobs", "2", rows + _worker_rows(workers, view.snapshot, size, look), note)
 
 
-def empty(view: View, size: int) -> list[Line]:
+def empty(view: View, size: int, look: Look) -> list[Line]:
     """No job: say what has to happen for one to come."""
     hub, auth = view.snapshot.hub, view.snapshot.auth
+    if broken := view.snapshot.broken("hub"):
+        return [*paragraph("No job, and none can come:", size, Tone.DIM), *faults.rows(broken, size, look)]
     if auth is not None and auth.state is AuthState.MISSING:
         text = "No job. This machine has no key yet: press 1, then a."
     elif hub is not None and hub.state is not HubState.CONNECTED:
@@ -93,11 +96,15 @@ COLUMNS = (
 )
 
 
-def _worker_rows(workers: Sequence[Worker], size: int, look: Look) -> list[Line]:
+def _worker_rows(workers: Sequence[Worker], snapshot: Snapshot, size: int, look: Look) -> list[Line]:
     if not workers:
         return paragraph("None of its workers runs here now.", size, Tone.DIM)
     head, *body = worker_table(workers, size, look)
-    return [head, *_with_exits(body, workers, look)]
+    rows: list[Line] = [head]
+    for row, worker in zip(body, workers, strict=True):
+        broken = snapshot.broken("worker", worker.id)
+        rows += [row, *(faults.rows(broken, size, look) if broken else _last_exit(worker, look))]
+    return rows
 
 
 def worker_table(workers: Sequence[Worker], size: int, look: Look, *, names: bool = False) -> list[Line]:
@@ -114,16 +121,13 @@ def worker_table(workers: Sequence[Worker], size: int, look: Look, *, names: boo
     return [head, *body]
 
 
-def _with_exits(body: Sequence[Line], workers: Sequence[Worker], look: Look) -> list[Line]:
-    """Below each worker that was restarted: why its last process ended."""
-    rows: list[Line] = []
-    for row, worker in zip(body, workers, strict=True):
-        rows.append(row)
-        if worker.last_exit:
-            again = f" ({fmt.plural(worker.restarts, 'restart')})" if worker.restarts else ""
-            text = f"  {look.glyphs.warn} last exit: {worker.last_exit}{again}"
-            rows.append(line((text, Tone.BAD if worker.state in _BAD else Tone.WARN)))
-    return rows
+def _last_exit(worker: Worker, look: Look) -> list[Line]:
+    """Below a worker that was restarted: why its last process ended."""
+    if not worker.last_exit:
+        return []
+    again = f" ({fmt.plural(worker.restarts, 'restart')})" if worker.restarts else ""
+    text = f"  {look.glyphs.warn} last exit: {worker.last_exit}{again}"
+    return [line((text, Tone.BAD if worker.state in _BAD else Tone.WARN))]
 
 
 def _cells(worker: Worker, look: Look) -> list[Span | str]:
@@ -211,7 +215,7 @@ def parallel(job: Job) -> str:
 
 def workers_page(view: View, size: int, look: Look) -> list[Line]:
     workers = view.snapshot.workers or ()
-    return _worker_rows(workers, size, look) if workers else [line(("no workers", Tone.DIM))]
+    return _worker_rows(workers, view.snapshot, size, look) if workers else [line(("no workers", Tone.DIM))]
 
 
 def detail(job: Job, view: View) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from distensor_tui.model import Gate, Limits, Setting, Snapshot
 from distensor_tui.scene import Look, View
 from distensor_tui.settings import number_of, value_of
 from distensor_tui.text import Line, Span, Tone, cells, fill, line, wrap
+from distensor_tui.views import faults
 from distensor_tui.views.draw import Panel, paragraph
 from distensor_tui.views.gates import label, next_change, row
 
@@ -41,6 +42,7 @@ def panel(view: View, size: int, look: Look) -> Panel:
         return Panel("Limits", "5", paragraph("The supervisor names no gates.", size, Tone.DIM))
     head = [part for gate in closed for part in _closed(gate, size, look)] or _allowed(opened, look)
     rows = [*head, *_caps(snapshot.limits, size), *_traffic(snapshot), *_slowed(snapshot)]
+    rows += faults.rows([*faults.failed(snapshot, "limits"), *faults.failed(snapshot, "usage")], size, look)
     rows += [row(gate, look) for gate in opened] if look.wide else []
     return Panel("Limits", "5", rows, note)
 

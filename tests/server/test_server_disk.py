@@ -74,6 +74,9 @@ async def test_a_disk_that_fills_up_under_work_is_shown_and_the_work_goes_on(sho
         await start_job(running, 0)
         await eventually(lambda: len(running.link.claims) == 3, "claimed all the same")
         assert any("cannot write receipts" in text and "No space left" in text for text in events(running))
+        (fault,) = running.supervisor.node.sections()["faults"]
+        assert (fault["part"], fault["code"]) == ("disk", "disk_full")
+        assert "cannot write" in fault["cause"]
         client = await AsyncClient.connect(short_dir / "s.sock")
         assert (await client.request("pause", seconds=60))["ok"]
         assert any("cannot write" in text and "hold.json" in text for text in events(running))

@@ -167,7 +167,7 @@ UNREAD = {*NUMBERS, *FACTS, *LISTS} - {"memory_used", "memory_total"}
 def test_all_sections_word_for_word() -> None:
     sections = build_sections(RUNNING, state_since=8.0)
     assert sections == json.loads(json.dumps(sections, allow_nan=False))
-    assert list(sections) == ["node", "hub", "devices", "workers", "jobs", "earnings", "events"]
+    assert list(sections) == ["node", "hub", "devices", "workers", "jobs", "earnings", "events", "faults"]
     assert sections["node"] == {
         "id": "n_1",
         "name": "atlas-3",

@@ -135,6 +135,10 @@ async def test_a_crash_loop_is_broken_shown_and_can_be_reset(
         assert {change.reason for change in running.link.changes() if change.state is S.EXITED} == {reason}
         assert own_worker(running)["last_exit"] == reason
         assert state_of(running) == "DEGRADED"
+        (fault,) = running.supervisor.node.sections()["faults"]
+        assert (fault["code"], fault["subject"]) == ("crash_loop", "w_j_1_1_0")
+        assert fault["cause"].endswith(f"failed 3 times in a row: {reason}")
+        assert ("more memory" in fault["fix"]) == reason.startswith("out of memory")
         client = await AsyncClient.connect(short_dir / "s.sock")
         assert (await client.request("reset_breaker", worker="other"))["result"] == {"reset": []}
         assert (await client.request("reset_breaker"))["result"] == {"reset": ["w_j_1_1_0"]}

@@ -88,7 +88,32 @@ def degraded() -> View:
     broken = fake.worker(2, state="broken", restarts=5, last_exit="out of memory (exit 137)")
     bad = fake.device("gpu1", usable=False, reason="driver 470 is too old, 525 is needed")
     gate = fake.gate("workers", is_open=False, reading="w-2 broken (out of memory)")
-    return live(node=fake.node("DEGRADED", why=[gate]), workers=[fake.worker(1), broken], devices=[fake.gpu(), bad])
+    return live(
+        node=fake.node("DEGRADED", why=[gate]),
+        workers=[fake.worker(1), broken],
+        devices=[fake.gpu(), bad],
+        faults=[fake.CRASH_LOOP],
+    )
+
+
+def error() -> View:
+    """All that can be broken beside a job that goes on."""
+    lost_gpu = fake.device("gpu1", name="NVIDIA RTX 4090", usable=False, fault=True, reason="it fell off the bus")
+    return replace(
+        degraded(),
+        snapshot=live(
+            node=fake.node("DEGRADED"),
+            workers=[fake.worker(1), fake.worker(2, state="broken", restarts=5, last_exit="out of memory (exit 137)")],
+            devices=[fake.gpu(), lost_gpu],
+            faults=[fake.DISK_FULL, fake.DEVICE_LOST, fake.CRASH_LOOP],
+        ).snapshot,
+    )
+
+
+def refused() -> View:
+    """The hub does not take this node, and no job runs."""
+    problem = {"code": "authentication", "message": "the hub does not know this node", "fix": "distensor auth login"}
+    return idle(node=fake.node("OFFLINE"), hub=fake.hub("rejected", error=problem), faults=[fake.REFUSED])
 
 
 def hub_offline() -> View:
@@ -111,6 +136,8 @@ VIEWS: dict[str, Callable[[], View]] = {
     "idle": idle,
     "paused": paused,
     "degraded": degraded,
+    "error": error,
+    "refused": refused,
     "hub-offline": hub_offline,
     "crowd": crowd,
     "hostile": lambda: replace(live(), snapshot=apply(Snapshot(), fake.hostile(), full=True)),

@@ -338,6 +338,31 @@ def usage(**changes: Any) -> dict[str, Any]:
     return {"duty": {"gpu0": 1.0, "cpu": 1.0}, "bytes_day": 3_240_000_000, "bytes_month": 41_200_000_000, **changes}
 
 
+def fault(part: str, subject: str | None, code: str, cause: str, fix: str, **changes: Any) -> dict[str, Any]:
+    return {"part": part, "subject": subject, "code": code, "cause": cause, "fix": fix, "log": "distensor logs",
+            "since": NOW - 120, "retry_at": None, **changes}  # fmt: skip
+
+
+CRASH_LOOP = fault(
+    "worker", "w-2", "crash_loop", "rank 2 of llama-1b failed 5 times in a row: out of memory (exit 137)",
+    "`distensor retry w-2` (b in the dashboard) starts it again; it needs more memory than it gets: "
+    "fewer workers here, or a smaller part of the model", log="distensor logs --worker w-2",
+)  # fmt: skip
+DEVICE_LOST = fault(
+    "device", "gpu1", "device_lost", "the driver says that it fell off the bus (NVML error 15)",
+    "it is used again as soon as it answers; if it does not, see `distensor doctor`, then restart the machine",
+    since=None,
+)  # fmt: skip
+DISK_FULL = fault(
+    "disk", None, "disk_full", "cannot write receipts/2026-09-21.jsonl: No space left on device",
+    "free some space there; work goes on, and the hub's books count",
+)  # fmt: skip
+REFUSED = fault(
+    "hub", None, "authentication", "the hub does not know this node",
+    "Ask the hub's operator for a new join token and give it to the node: distensor auth login", retry_at=NOW + 60,
+)  # fmt: skip
+
+
 def hostile() -> dict[str, Any]:
     """Every text that a stranger can choose is one that crashes naive markup."""
     words = ["[00] x", "[red]", "[/]", "[b"]
