@@ -75,7 +75,7 @@ def test_status_says_the_facts(server: fake.FakeSupervisor, path: Path, capsys: 
 @pytest.mark.parametrize(
     ("verb", "keys"),
     [
-        ("status", {"node", "hub", "devices", "workers", "jobs", "earnings", "unavailable"}),
+        ("status", {"node", "hub", "devices", "workers", "jobs", "earnings", "faults", "unavailable"}),
         ("why", {"node"}),
         ("devices", {"devices"}),
         ("jobs", {"jobs", "workers"}),
