@@ -358,7 +358,7 @@ def test_the_certificates_that_the_hub_signs_are_good(tmp_path: Path) -> None:
             authority_pem=hub.authority_pem,
         )
 
-    with mesh(SimpleNamespace(place=place), 2, driver=True) as planes:  # type: ignore[arg-type]
+    with mesh(SimpleNamespace(place=place, local=None), 2, driver=True) as planes:  # type: ignore[arg-type]
         planes[-1].send(1, Tag(Channel.CONTROL), b"go")
         assert planes[1].recv(-1, Tag(Channel.CONTROL), 5).header == b"go"
 

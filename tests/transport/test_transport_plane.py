@@ -10,15 +10,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from transport_kit import QUICK, Authority, mesh
+from transport_kit import QUICK, Authority, local_meeting, mesh
 
 from distensor.core.errors import PeerLostError, TransportError, TransportTimeoutError
 from distensor.transport import Channel, FrameLimits, Tag
 
 
-@pytest.fixture(scope="module")
-def authority() -> Authority:
-    return Authority()
+@pytest.fixture(scope="module", params=["tls", "local"])
+def authority(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """What holds of TLS between machines holds of the Unix sockets within one."""
+    return Authority(local=local_meeting(tmp_path_factory.mktemp("lanes")) if request.param == "local" else None)
 
 
 def test_messages_keep_their_tags_and_their_order(authority: Authority) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transport_kit import Authority, mesh
+from transport_kit import Authority, local_meeting, mesh
 
 from distensor.testing.clock import FakeClock
 from distensor.transport.rates import BURST_SECONDS, RateLimit
@@ -79,10 +81,11 @@ def test_a_cap_that_is_lifted_lets_a_waiting_piece_go() -> None:
     assert not limit.active
 
 
-def test_a_capped_plane_carries_the_same_bytes() -> None:
+@pytest.mark.parametrize("local", [False, True])
+def test_a_capped_plane_carries_the_same_bytes(local: bool, tmp_path: Path) -> None:
     """Caps far above what the test takes would be no test: 4 MB/s for 1 MB, in real time, both directions."""
     payload = bytes(range(256)) * 4096
-    with mesh(Authority(), 2) as planes:
+    with mesh(Authority(local=local_meeting(tmp_path / "lanes") if local else None), 2) as planes:
         planes[0].limit_rates(send=4e6, receive=None)
         planes[1].limit_rates(send=None, receive=4e6)
         handle = planes[0].send(1, Tag(Channel.META, 7), b"", [payload])

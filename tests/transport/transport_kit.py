@@ -7,15 +7,17 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from distensor.core.ids import Epoch, JobId, Rank, data_plane_uri
-from distensor.transport import Address, Credentials, DataPlane, FrameLimits, Listener, PeerId, Timeouts
+from distensor.transport import Address, Credentials, DataPlane, FrameLimits, Listener, LocalMeeting, PeerId, Timeouts
 
 JOB = JobId("j_0123456789abcdef")
 QUICK = Timeouts(connect=20.0, silent=10.0, handshake=5.0, goodbye=2.0)
@@ -28,10 +30,11 @@ def _name(text: str) -> x509.Name:
 
 @dataclass(slots=True)
 class Authority:
-    """Signs certificates as the hub does."""
+    """Signs certificates as the hub does. With `local`, planes of `mesh` meet on Unix sockets."""
 
     key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
     certificate: x509.Certificate = field(init=False)
+    local: LocalMeeting | None = None
 
     def __post_init__(self) -> None:
         self.certificate = (
@@ -132,6 +135,7 @@ def open_all(
                 timeouts=timeouts,
                 limits=limits,
                 driver=driver,
+                local=authority.local,
             )
         except BaseException as error:  # noqa: BLE001 - handed to the test's thread
             errors.append(error)
@@ -144,3 +148,11 @@ def open_all(
     if errors:
         raise errors[0]
     return planes
+
+
+def local_meeting(directory: Path, **options: Any) -> LocalMeeting:
+    """A place for Unix sockets; skips the test where the system has none that are safe."""
+    meeting = LocalMeeting(directory=directory, **options)
+    if (reason := LocalMeeting(directory=directory).unavailable()) is not None:
+        pytest.skip(reason.reason)
+    return meeting

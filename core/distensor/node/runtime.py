@@ -22,7 +22,7 @@ from distensor.node.ipc import Emitter, Mailbox, TopologyOrder, WorkerAssignment
 from distensor.node.pacer import Pacer
 from distensor.node.progress import ProgressReporter
 from distensor.node.snapshots import SnapshotServer, restore, take_snapshot
-from distensor.transport import Address, Channel, Credentials, DataPlane, Listener, PeerId, Timeouts
+from distensor.transport import Address, Channel, Credentials, DataPlane, Listener, LocalMeeting, PeerId, Timeouts
 from distensor.transport.driver import ABORT_SEQUENCE, Command, ReplyCode, receive_named, send_named
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class WorkerRuntime:
             },
             timeouts=self._timeouts,
             clock=self._clock,
+            local=LocalMeeting(),
         )
         try:
             self._emitter.emit("connected")

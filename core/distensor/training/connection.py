@@ -32,6 +32,7 @@ from distensor.transport import (
     DataPlane,
     FrameLimits,
     LinkStats,
+    LocalMeeting,
     PeerId,
     Tag,
     Timeouts,
@@ -386,4 +387,5 @@ def _dial(
         timeouts=timeouts,
         limits=limits,
         clock=clock,
+        local=LocalMeeting(),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from distensor.transport.link import SendHandle
 from distensor.transport.listener import Listener
+from distensor.transport.local_lanes import LocalMeeting
 from distensor.transport.plane import DataPlane
 from distensor.transport.types import (
     Address,
@@ -21,6 +22,7 @@ from distensor.transport.types import (
 __all__ = [
     "DataPlane",
     "Listener",
+    "LocalMeeting",
     "SendHandle",
     "PeerId",
     "Address",

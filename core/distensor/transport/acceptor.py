@@ -17,8 +17,9 @@ from typing import Protocol
 
 from distensor.core.clock import Clock
 from distensor.core.errors import HandshakeError
-from distensor.transport.handshake import Lane, RefusedError, answer, secure_accepted
+from distensor.transport.handshake import Hello, Lane, RefusedError, answer, secure_accepted
 from distensor.transport.listener import Listener, WakeUp
+from distensor.transport.local_lanes import Connection, LocalMeeting
 from distensor.transport.types import PeerId, Timeouts
 from distensor.transport.wire import cut_off
 
@@ -35,7 +36,7 @@ class Lanes(Protocol):
     def release(self, rank: int, lane: Lane) -> None:
         """The connection broke before it was added."""
 
-    def add(self, rank: int, lane: Lane, tls: ssl.SSLSocket) -> None:
+    def add(self, rank: int, lane: Lane, connection: Connection) -> None:
         """The lane is open."""
 
     def wants_more(self) -> bool:
@@ -59,6 +60,8 @@ class Acceptor:
     timeouts: Timeouts
     clock: Clock
     lanes: Lanes
+    local: LocalMeeting | None = None
+    """Where processes of the same user are met instead; None for nowhere."""
     refused: deque[str] = field(default_factory=lambda: deque(maxlen=8))
     """The latest reasons why a connection was turned away."""
     _wake: WakeUp = field(default_factory=WakeUp)
@@ -137,10 +140,11 @@ class Acceptor:
         """Recognise the peer and hand its connection over; closes it otherwise."""
         with ExitStack() as undo:
             undo.callback(tls.close)
-            rank, lane = self._recognise(unproven, tls)
-            self._welcome(tls, rank, lane)
-            undo.pop_all()
-        self.lanes.add(rank, lane, tls)
+            hello = self._recognise(unproven, tls)
+            connection = self._welcome(tls, hello)
+            if connection is tls:
+                undo.pop_all()
+        self.lanes.add(hello.rank, hello.lane, connection)
 
     def _spare(self, unproven: _Unproven) -> None:
         """From here on nobody cuts this connection off for being slow."""
@@ -149,22 +153,32 @@ class Acceptor:
                 raise ConnectionAbortedError("dropped: too slow, or too many others that proved nothing")
             del self._unproven[unproven]
 
-    def _recognise(self, unproven: _Unproven, tls: ssl.SSLSocket) -> tuple[int, Lane]:
+    def _recognise(self, unproven: _Unproven, tls: ssl.SSLSocket) -> Hello:
         try:
-            rank, lane = secure_accepted(tls, me=self.me, expected=self.expected)
+            hello = secure_accepted(tls, me=self.me, expected=self.expected)
             self._spare(unproven)
-            refusal = self.lanes.reserve(rank, lane)
+            refusal = self.lanes.reserve(hello.rank, hello.lane)
             if refusal is not None:
                 raise RefusedError(refusal)
         except RefusedError as error:
             answer(tls, self.me, str(error))
             raise
-        return rank, lane
+        return hello
 
-    def _welcome(self, tls: ssl.SSLSocket, rank: int, lane: Lane) -> None:
+    def _welcome(self, tls: ssl.SSLSocket, hello: Hello) -> Connection:
+        """The connection that the lane uses from here on."""
         try:
-            answer(tls, self.me, None)
-            tls.settimeout(None)
-        except OSError:
-            self.lanes.release(rank, lane)
+            with ExitStack() as undo:
+                guest = None
+                if self.local is not None:
+                    guest = self.local.join(tls, hello.invitation, self.timeouts.handshake)
+                if guest is not None:
+                    undo.callback(guest.connection.close)
+                answer(tls, self.me, None, joined=guest is not None)
+                connection: Connection = tls if guest is None else guest.confirm()
+                undo.pop_all()
+            connection.settimeout(None)
+        except (HandshakeError, OSError):
+            self.lanes.release(hello.rank, hello.lane)
             raise
+        return connection

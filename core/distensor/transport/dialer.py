@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from distensor.core.clock import Clock
 from distensor.core.errors import HandshakeError
-from distensor.transport.handshake import Lane, RetryableHandshakeError, secure_dialed
+from distensor.transport.handshake import Lane, NobodyCameError, RetryableHandshakeError, secure_dialed
+from distensor.transport.local_lanes import Connection, LocalMeeting
 from distensor.transport.types import Address, PeerId, peer_name
 from distensor.transport.wire import cut_off
 
@@ -27,11 +28,13 @@ class Dialer:
     deadline: float
     clock: Clock
     stopped: threading.Event
+    local: LocalMeeting | None = None
+    """Where the peer is met instead, if it is a process of the same user; None for nowhere."""
     reason: str = "no answer to the TLS handshake"
     """Why the peer is not there yet."""
     _socket: socket.socket | None = None
 
-    def lane(self, lane: Lane) -> ssl.SSLSocket | None:
+    def lane(self, lane: Lane) -> Connection | None:
         """One connection, recognised at both ends; None when time is up or dialing was stopped.
 
         Raises:
@@ -43,6 +46,8 @@ class Dialer:
                 return self._try(lane, remaining)
             except (RetryableHandshakeError, OSError) as error:
                 self.reason = str(error) or type(error).__name__
+                if isinstance(error, NobodyCameError):
+                    self.local = None
             except HandshakeError as error:
                 raise HandshakeError(f"{self}: {error}") from error
             self.stopped.wait(min(pause, remaining))
@@ -52,13 +57,13 @@ class Dialer:
     def __str__(self) -> str:
         return f"{peer_name(self.rank)} at {self.address}"
 
-    def _try(self, lane: Lane, remaining: float) -> ssl.SSLSocket:
+    def _try(self, lane: Lane, remaining: float) -> Connection:
         raw = socket.create_connection((self.address.host, self.address.port), timeout=remaining)
         self._socket = raw
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        tls = secure_dialed(raw, self.context, me=self.me, expected=self.rank, lane=lane)
-        tls.settimeout(None)
-        return tls
+        connection = secure_dialed(raw, self.context, me=self.me, expected=self.rank, lane=lane, local=self.local)
+        connection.settimeout(None)
+        return connection
 
     def interrupt(self) -> None:
         """Make `lane` return soon, from another thread; `stopped` must be set already."""

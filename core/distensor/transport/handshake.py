@@ -1,19 +1,22 @@
 """How two peers meet: TLS with certificates both ways, then one frame each way.
 
 The dialer opens two connections and says HELLO with the lane number of each; the listener answers WELCOME, or REFUSED
-with the reason in words. After that each lane carries frames in one direction only.
+with the reason in words. After that each lane carries frames in one direction only. The text of HELLO may invite to a
+Unix socket (`local_lanes`); a WELCOME that says so has come there, and TLS is left.
 """
 
 from __future__ import annotations
 
 import socket
 import ssl
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from enum import IntEnum
+from typing import NamedTuple
 
 from distensor.core.errors import FrameError, HandshakeError
 from distensor.transport.frames import PREFIX_SIZE, FrameKind
 from distensor.transport.identity import check_identity, peer_identity
+from distensor.transport.local_lanes import JOINED, Connection, Invitation, LocalMeeting
 from distensor.transport.types import Channel, FrameLimits, PeerId, Tag, peer_name
 from distensor.transport.wire import WireClosedError, WireReader, WireWriter
 
@@ -27,8 +30,20 @@ class Lane(IntEnum):
     TO_DIALER = 1
 
 
+class Hello(NamedTuple):
+    """What a recognised dialer wants."""
+
+    rank: int
+    lane: Lane
+    invitation: bytes
+
+
 class RetryableHandshakeError(HandshakeError):
     """The connection broke before anybody was recognised; worth another try."""
+
+
+class NobodyCameError(RetryableHandshakeError):
+    """A Unix socket was agreed on and came to nothing; worth another try without one."""
 
 
 class RefusedError(HandshakeError):
@@ -36,9 +51,17 @@ class RefusedError(HandshakeError):
 
 
 def secure_dialed(
-    raw: socket.socket, context: ssl.SSLContext, *, me: PeerId, expected: int, lane: Lane
-) -> ssl.SSLSocket:
+    raw: socket.socket,
+    context: ssl.SSLContext,
+    *,
+    me: PeerId,
+    expected: int,
+    lane: Lane,
+    local: LocalMeeting | None = None,
+) -> Connection:
     """The dialer's half. `raw` must have a timeout set; it is closed on failure.
+
+    With `local`, the connection that comes back is a Unix socket where the peer is a process of the same user here.
 
     Raises:
         HandshakeError: the other end is not the peer it should be, or refuses us.
@@ -49,13 +72,28 @@ def secure_dialed(
         undo.callback(tls.close)
         _shake(tls)
         _check(tls, me=me, expected=expected)
-        WireWriter(tls, me.epoch).signal(FrameKind.HELLO, tag=Tag(Channel.META, slot=lane))
-        _await_welcome(tls, me)
-        undo.pop_all()
-    return tls
+        with nullcontext() if local is None else local.invite(tls) as invitation:
+            connection = _introduce(tls, me, lane, invitation)
+        if connection is tls:
+            undo.pop_all()
+    return connection
 
 
-def _await_welcome(tls: ssl.SSLSocket, me: PeerId) -> None:
+def _introduce(tls: ssl.SSLSocket, me: PeerId, lane: Lane, invitation: Invitation | None) -> Connection:
+    text = b"" if invitation is None else invitation.text
+    WireWriter(tls, me.epoch).signal(FrameKind.HELLO, text, tag=Tag(Channel.META, slot=lane))
+    if _await_welcome(tls, me) != JOINED:
+        return tls
+    if invitation is None:
+        raise HandshakeError("the peer says that it came to a Unix socket to which nobody invited it")
+    try:
+        return invitation.accept()
+    except (HandshakeError, OSError) as error:
+        raise NobodyCameError(f"the peer did not come to the Unix socket that it says it came to: {error}") from error
+
+
+def _await_welcome(tls: ssl.SSLSocket, me: PeerId) -> bytes:
+    """The text of the answer."""
     try:
         prefix, text, _ = WireReader(tls, me.epoch, _LIMITS, PREFIX_SIZE).frame()
     except WireClosedError as error:
@@ -68,10 +106,11 @@ def _await_welcome(tls: ssl.SSLSocket, me: PeerId) -> None:
         raise HandshakeError(f"the peer refuses us: {text.decode(errors='replace')}")
     if prefix.kind is not FrameKind.WELCOME:
         raise HandshakeError(f"the peer answered {prefix.kind.name} to HELLO; expected WELCOME")
+    return text
 
 
-def secure_accepted(tls: ssl.SSLSocket, *, me: PeerId, expected: frozenset[int]) -> tuple[int, Lane]:
-    """The listener's half up to the answer: who dialed, and which lane this is.
+def secure_accepted(tls: ssl.SSLSocket, *, me: PeerId, expected: frozenset[int]) -> Hello:
+    """The listener's half up to the answer: who dialed, which lane this is, and where else it may be met.
 
     Raises:
         RefusedError: a peer that has no business dialing us; answer it.
@@ -84,25 +123,26 @@ def secure_accepted(tls: ssl.SSLSocket, *, me: PeerId, expected: frozenset[int])
         check_identity(found, me=me)
         if found.rank not in expected:
             raise HandshakeError(f"{peer_name(found.rank)} has no connection to open to {peer_name(me.rank)}")
-        return found.rank, _read_hello(tls, me)
+        return Hello(found.rank, *_read_hello(tls, me))
     except HandshakeError as error:
         raise RefusedError(str(error)) from error
 
 
-def _read_hello(tls: ssl.SSLSocket, me: PeerId) -> Lane:
+def _read_hello(tls: ssl.SSLSocket, me: PeerId) -> tuple[Lane, bytes]:
     try:
-        prefix, _, _ = WireReader(tls, me.epoch, _LIMITS, PREFIX_SIZE).frame()
+        prefix, text, _ = WireReader(tls, me.epoch, _LIMITS, PREFIX_SIZE).frame()
     except FrameError as error:
         raise HandshakeError(str(error)) from error
     if prefix.kind is not FrameKind.HELLO or prefix.tag.slot not in frozenset(Lane):
         raise HandshakeError(f"expected HELLO with lane 0 or 1, got {prefix.kind.name} with {prefix.tag.slot}")
-    return Lane(prefix.tag.slot)
+    return Lane(prefix.tag.slot), text
 
 
-def answer(tls: ssl.SSLSocket, me: PeerId, refusal: str | None) -> None:
-    """WELCOME, or REFUSED with its reason."""
+def answer(tls: ssl.SSLSocket, me: PeerId, refusal: str | None, *, joined: bool = False) -> None:
+    """WELCOME, which also says whether the dialer's invitation was accepted; or REFUSED with its reason."""
     kind = FrameKind.WELCOME if refusal is None else FrameKind.REFUSED
-    WireWriter(tls, me.epoch).signal(kind, (refusal or "").encode()[: _LIMITS.header])
+    text = (refusal or "").encode()[: _LIMITS.header]
+    WireWriter(tls, me.epoch).signal(kind, JOINED if joined else text)
 
 
 def _shake(tls: ssl.SSLSocket) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ssl
 import threading
 from collections.abc import Callable, Collection
 
 from distensor.transport.handshake import Lane
+from distensor.transport.local_lanes import Connection
 from distensor.transport.types import peer_name
 
-OnPair = Callable[[int, ssl.SSLSocket, ssl.SSLSocket], None]
+OnPair = Callable[[int, Connection, Connection], None]
 """Called with (rank, the connection to send on, the connection to read from)."""
 
 
@@ -21,7 +21,7 @@ class LaneTable:
         self._lock = threading.Lock()
         self._expected: set[int] = set()
         self._reserved: set[tuple[int, Lane]] = set()
-        self._waiting: dict[tuple[int, Lane], ssl.SSLSocket] = {}
+        self._waiting: dict[tuple[int, Lane], Connection] = {}
         self._closed = False
 
     def expect(self, ranks: Collection[int]) -> None:
@@ -45,13 +45,13 @@ class LaneTable:
         with self._lock:
             self._reserved.discard((rank, lane))
 
-    def add(self, rank: int, lane: Lane, tls: ssl.SSLSocket, *, dialed: bool = False) -> None:
+    def add(self, rank: int, lane: Lane, connection: Connection, *, dialed: bool = False) -> None:
         """Take an open lane; with the second one of a peer, the pair is handed on."""
         with self._lock:
             if self._closed:
-                tls.close()
+                connection.close()
                 return
-            self._waiting[rank, lane] = tls
+            self._waiting[rank, lane] = connection
             if any((rank, each) not in self._waiting for each in Lane):
                 return
             from_dialer = self._waiting.pop((rank, Lane.FROM_DIALER))
@@ -64,6 +64,6 @@ class LaneTable:
         """Close what has no pair, and everything that still comes."""
         with self._lock:
             self._closed = True
-            for tls in self._waiting.values():
-                tls.close()
+            for connection in self._waiting.values():
+                connection.close()
             self._waiting.clear()

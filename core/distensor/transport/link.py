@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import select
-import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from distensor.core.clock import Clock
 from distensor.core.errors import FrameError, PeerLostError, TransportTimeoutError
 from distensor.transport.frames import FrameKind, encode_prefix
+from distensor.transport.local_lanes import Connection, LocalSocket
 from distensor.transport.mailbox import Mailbox
 from distensor.transport.rates import RateLimit
 from distensor.transport.round_trips import RoundTrips, answering, question_in
@@ -91,8 +91,8 @@ class PeerLink:
 
     rank: int
     epoch: int
-    outbound: ssl.SSLSocket
-    inbound: ssl.SSLSocket
+    outbound: Connection
+    inbound: Connection
     mailbox: Mailbox
     limits: FrameLimits
     on_lost: OnLost
@@ -194,6 +194,7 @@ class PeerLink:
             messages_received=self._reader.messages_received,
             rtt_seconds=self._trips.shortest,
             rtt_at=self._trips.last_at,
+            local=isinstance(self.outbound, LocalSocket) and isinstance(self.inbound, LocalSocket),
         )
 
     def end(self, reason: str) -> None:

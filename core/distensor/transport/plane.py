@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ from distensor.transport.keeper import Keeper
 from distensor.transport.lanes import LaneTable
 from distensor.transport.link import PeerLink, SendHandle
 from distensor.transport.listener import Listener
+from distensor.transport.local_lanes import Connection, LocalMeeting
 from distensor.transport.mailbox import Mailbox
 from distensor.transport.rates import RateLimit
 from distensor.transport.types import (
@@ -70,11 +70,14 @@ class DataPlane:
         limits: FrameLimits | None = None,
         clock: Clock = SYSTEM_CLOCK,
         driver: bool = True,
+        local: LocalMeeting | None = None,
     ) -> DataPlane:
         """Connect to everybody and return when all are there.
 
         A rank dials every peer above it and is dialed by those below and by the driver; the driver dials all.
-        `driver=False` is for a mesh without one. The listener stays the caller's; it is watched until `close`.
+        `driver=False` is for a mesh without one. With `local`, peers that are processes of the same user on this
+        machine, and have it too, are met on Unix sockets once TLS has proven them. The listener stays the caller's; it
+        is watched until `close`.
 
         Raises:
             HandshakeError: a peer is not who it should be, or refuses us.
@@ -84,7 +87,7 @@ class DataPlane:
         plane = cls(me, timeouts=timeouts or Timeouts(), limits=limits or FrameLimits(), clock=clock)
         with ExitStack() as undo:
             undo.callback(plane.close)
-            plane._meet(credentials, listener, peers, driver)
+            plane._meet(credentials, listener, peers, driver, local)
             undo.pop_all()
         return plane
 
@@ -194,7 +197,14 @@ class DataPlane:
 
     # -- meeting -----------------------------------------------------------------------------------------------
 
-    def _meet(self, credentials: Credentials, listener: Listener | None, peers: Peers, driver: bool) -> None:
+    def _meet(
+        self,
+        credentials: Credentials,
+        listener: Listener | None,
+        peers: Peers,
+        driver: bool,
+        local: LocalMeeting | None,
+    ) -> None:
         dialed = {rank: address for rank, address in peers.items() if rank > self.me.rank}
         awaited = {rank for rank in peers if DRIVER_RANK < rank < self.me.rank}
         if driver and self.me.rank != DRIVER_RANK:
@@ -202,27 +212,29 @@ class DataPlane:
         deadline = self._clock.monotonic() + self.timeouts.connect
         self._lanes.expect({*dialed, *awaited})
         if listener is not None:
-            self._listen(listener, credentials, frozenset(awaited))
+            self._listen(listener, credentials, frozenset(awaited), local)
         context = client_context(credentials)
         for rank, address in dialed.items():
-            self._dial(Dialer(self.me, rank, address, context, deadline, self._clock, self._closing))
+            self._dial(Dialer(self.me, rank, address, context, deadline, self._clock, self._closing, local))
         keeper = Keeper(lambda: self._links, self.timeouts.silent, self._lose, self._closing)
         self._spawn("keeper", keeper.run)
         self._await({*dialed, *awaited}, deadline)
 
-    def _listen(self, listener: Listener, credentials: Credentials, awaited: frozenset[int]) -> None:
+    def _listen(
+        self, listener: Listener, credentials: Credentials, awaited: frozenset[int], local: LocalMeeting | None
+    ) -> None:
         context = server_context(credentials)
-        self._acceptor = Acceptor(listener, context, self.me, awaited, self.timeouts, self._clock, self._lanes)
+        self._acceptor = Acceptor(listener, context, self.me, awaited, self.timeouts, self._clock, self._lanes, local)
         self._acceptor.start()
 
     def _dial(self, dialer: Dialer) -> None:
         def run() -> None:
             try:
                 for lane in Lane:
-                    tls = dialer.lane(lane)
-                    if tls is None:
+                    connection = dialer.lane(lane)
+                    if connection is None:
                         return
-                    self._lanes.add(dialer.rank, lane, tls, dialed=True)
+                    self._lanes.add(dialer.rank, lane, connection, dialed=True)
             except TransportError as error:
                 self._fail(error)
 
@@ -234,7 +246,7 @@ class DataPlane:
         self._threads.append(thread)
         thread.start()
 
-    def _add_link(self, rank: int, outbound: ssl.SSLSocket, inbound: ssl.SSLSocket) -> None:
+    def _add_link(self, rank: int, outbound: Connection, inbound: Connection) -> None:
         link = PeerLink(
             rank,
             self.me.epoch,

@@ -119,6 +119,8 @@ class LinkStats:
     messages_received: int
     rtt_seconds: float | None = None
     rtt_at: float | None = None
+    local: bool = False
+    """Whether it goes over Unix sockets of this machine, in plain, instead of TLS."""
 
 
 Peers: TypeAlias = Mapping[int, Address]

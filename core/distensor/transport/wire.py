@@ -1,4 +1,4 @@
-"""Bytes in and out of one TLS connection that carries data one way, with exact counts.
+"""Bytes in and out of one connection that carries data one way, with exact counts.
 
 A peer is reached over two connections, one per direction. OpenSSL's connection object may not be read and written by
 two threads at once; with one direction each, the reader and the sender never share one, and both run at full speed.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import mmap
 import socket
-import ssl
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from distensor.core.errors import FrameError
 from distensor.transport.frames import PREFIX_SIZE, FrameKind, Prefix, decode_prefix, encode_prefix
+from distensor.transport.local_lanes import Connection, LocalSocket
 from distensor.transport.rates import RateLimit
 from distensor.transport.types import Buffer, Channel, FrameLimits, Tag
 
@@ -38,10 +38,11 @@ class WireClosedError(OSError):
 class WireWriter:
     """Frames onto a connection. One thread at a time."""
 
-    __slots__ = ("_epoch", "_limit", "_tls", "bytes_sent", "messages_sent")
+    __slots__ = ("_epoch", "_gather", "_limit", "_tls", "bytes_sent", "messages_sent")
 
-    def __init__(self, tls: ssl.SSLSocket, epoch: int, limit: RateLimit | None = None) -> None:
+    def __init__(self, tls: Connection, epoch: int, limit: RateLimit | None = None) -> None:
         self._tls = tls
+        self._gather = tls.gather if isinstance(tls, LocalSocket) else None
         self._limit = limit
         self._epoch = epoch
         self.bytes_sent = 0
@@ -55,11 +56,23 @@ class WireWriter:
         size = len(prefix_and_header) + sum(len(buffer) for buffer in buffers)
         if size < _JOIN_BELOW:
             self._write(b"".join((prefix_and_header, *buffers)))
+        elif self._gather is not None and not (self._limit is not None and self._limit.active):
+            self._write_all(self._gather, [memoryview(prefix_and_header), *buffers])
         else:
             self._write(prefix_and_header)
             for buffer in buffers:
                 self._write(buffer)
         self.messages_sent += 1
+
+    def _write_all(self, gather: Callable[[Sequence[Buffer]], int], parts: list[memoryview]) -> None:
+        """One call for all parts, as long as there is room: the reader is woken once."""
+        while parts:
+            count = gather(parts)
+            self.bytes_sent += count
+            while parts and count >= len(parts[0]):
+                count -= len(parts.pop(0))
+            if count:
+                parts[0] = parts[0][count:]
 
     def _write(self, data: Buffer) -> None:
         view, limit = memoryview(data), self._limit
@@ -118,7 +131,7 @@ class WireReader:
 
     def __init__(
         self,
-        tls: ssl.SSLSocket,
+        tls: Connection,
         epoch: int,
         limits: FrameLimits,
         read_ahead: int = _RECORD,
