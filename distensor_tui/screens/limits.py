@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from distensor_tui import format as fmt
 from distensor_tui.actions import Action
-from distensor_tui.limits import editor, reset
+from distensor_tui.limits import editor, for_device, limited_devices, reset
 from distensor_tui.model import Gate, Setting
 from distensor_tui.scene import Scene, Screen, Step
 from distensor_tui.screens.page import Facts, Page, Row, ScreenSpec, selected, selected_panel, titled
@@ -47,13 +48,20 @@ def page(scene: Scene) -> Page:
             "This supervisor names no limits; w shows its gates.", size, Tone.DIM
         )
         return Page("Limits", _gates(scene), [], nothing)
-    head, cells = titled(table(COLUMNS, [_cells(scene, row) for row in limits.rows], size))
+    ordered = _by_key(limits.rows)
+    head, cells = titled(table(COLUMNS, [_cells(scene, row) for row in ordered], size))
     rows = [
         Row(cells=row, facts=partial(_facts, setting, limits.file), words=setting.help, key=_key(setting))
-        for row, setting in zip(cells, limits.rows, strict=True)
+        for row, setting in zip(cells, ordered, strict=True)
     ]
     nothing = paragraph("The supervisor names no limits.", size, Tone.DIM)
     return Page("Limits", [*_gates(scene), *head], rows, nothing, selected_panel(rows, scene, size))
+
+
+def _by_key(rows: Sequence[Setting]) -> list[Setting]:
+    """What holds for one device stands below what holds for all."""
+    keys = list(dict.fromkeys(row.key for row in rows))
+    return sorted(rows, key=lambda row: (keys.index(row.key), row.device is not None))
 
 
 def _gates(scene: Scene) -> list[Line]:
@@ -116,7 +124,10 @@ def _facts(setting: Setting, file: str) -> Facts:
         ("default", setting.default or "-"),
         ("comes from", setting.source),
         ("changes go to", file),
-        ("by command", f"distensor limits set {setting.key} VALUE"),
+        (
+            "by command",
+            f"distensor limits set {setting.key} VALUE{f' --device {setting.device}' if setting.device else ''}",
+        ),
     ]
 
 
@@ -129,6 +140,21 @@ def _change(scene: Scene) -> Step:
     setting = _here(scene)
     assert setting is not None, "checked before"
     return scene.ui.shows(editor(setting)), None
+
+
+def _change_for_device(scene: Scene) -> Step:
+    setting = _here(scene)
+    assert setting is not None, "checked before"
+    return scene.ui.shows(for_device(setting, scene.view.snapshot)), None
+
+
+def _not_by_device(scene: Scene) -> str:
+    setting = _here(scene)
+    if setting is None:
+        return _no_limit(scene)
+    if not setting.per_device:
+        return f"{setting.key} holds for the whole machine."
+    return "" if limited_devices(setting, scene.view.snapshot) else "There is no device that it could be for."
 
 
 def _reset(scene: Scene) -> Step:
@@ -160,6 +186,14 @@ SPEC = ScreenSpec(
             footer="change",
             do=_change,
             unless=_no_limit,
+        ),
+        Action(
+            name="Change this limit for one device",
+            keys=("o",),
+            about="another value for one device; the others keep theirs",
+            footer="device",
+            do=_change_for_device,
+            unless=_not_by_device,
         ),
         Action(
             name="Take this limit back to its default",

@@ -276,7 +276,7 @@ def footer(look: Look, ui: Ui, keys: Sequence[tuple[str, str]]) -> Line:
     screens = [_key(str(int(s)), s.title, active=s is ui.screen) for s in Screen]
     actions = [_key(*pair) for pair in keys]
     candidates = [(screens, actions, gap) for gap in ("  ", " ")]
-    candidates += [(_digits(ui), actions, "  "), ([], actions, "  ")]
+    candidates += [(_digits(ui), actions, "  "), ([], actions, "  "), ([], actions, " ")]
     bars = [_bar(first, second, gap) for first, second, gap in candidates]
     return pad(next((b for b in bars if width(b) <= look.width), bars[-1]), look.width)
 

@@ -264,3 +264,64 @@ def test_the_command_lists_and_changes_them() -> None:
     assert "may be: 0 to 120 C; default: 0" in one
     changed = limits._changed({**fake.limits()["rows"][2], "before": 0.0, "closes": [], "ends_workers": []})
     assert changed == "temperature_max_c: no limit -> 80 C\n  No gate closes and no running work ends."
+
+
+# the first value of one device
+
+
+DEVICES = [fake.gpu(), fake.device("GPU-99aa1f00-1111", kind="cuda", name="RTX 3060"), fake.device("cpu")]
+
+
+def test_a_device_gets_its_first_own_value_and_taking_it_back_leaves_none() -> None:
+    asked, _ = typed(here(cursor=2, devices=DEVICES), "o")
+    assert isinstance(asked.ui.dialog, Choose)
+    assert [option.words(asked) for option in asked.ui.dialog.options] == [
+        "NVIDIA RTX 4090 (gpu0): 80 C",
+        "RTX 3060 (GPU-99aa1f00): 80 C",
+        "AMD Ryzen 9 7950X (cpu): 80 C",
+    ]
+    chosen, _ = typed(asked, "2")
+    assert isinstance(chosen.ui.dialog, Prompt)
+    assert chosen.ui.dialog.title == "Change temperature_max_c of GPU-99aa1f00"
+    tried, ask = typed(chosen, "backspace", "backspace", "7", "5", "enter")
+    assert dict(ask.params) == {
+        "key": "temperature_max_c",
+        "device": "GPU-99aa1f00-1111",
+        "value": "75",
+        "check": True,
+    }
+    told = replace(tried, ui=ask.then(tried, Answer(id="1", ok=True, result={})))
+    assert isinstance(told.ui.dialog, Choose)
+    assert told.ui.dialog.title == "temperature_max_c of GPU-99aa1f00: 80 becomes 75"
+    _, change = typed(told, "y")
+    assert dict(change.params) == {"key": "temperature_max_c", "device": "GPU-99aa1f00-1111", "value": "75"}
+    assert change.undo.method == "limits_unset", "though the value of the machine is the owner's"
+    assert dict(change.undo.params) == {"key": "temperature_max_c", "device": "GPU-99aa1f00-1111"}
+
+
+def test_a_device_with_a_value_of_its_own_goes_on_from_that() -> None:
+    rows = fake.limits()["rows"]
+    own = replace_row(rows[2], device="gpu0", value=70.0)
+    given = {"file": fake.OWNERS_FILE, "rows": [*rows, own]}
+    start = here(cursor=2, devices=DEVICES, limits=given)
+    shown = [row for row in text(start.view, (120, 40), start.ui).splitlines() if "temperature_max_c" in row]
+    assert [row.split()[1:4] for row in shown[1:2]] == [["temperature_max_c", "[gpu0]", "70"]], "below that of all"
+    asked, _ = typed(start, "o")
+    chosen, _ = typed(asked, "1")
+    assert isinstance(chosen.ui.dialog, Prompt)
+    assert chosen.ui.dialog.value == "70"
+
+
+@pytest.mark.parametrize(("cursor", "words"), [(1, "holds for the whole machine"), (4, "holds for the whole machine")])
+def test_what_holds_for_the_machine_is_not_changed_for_a_device(cursor: int, words: str) -> None:
+    _, said = typed(here(cursor=cursor, devices=DEVICES), "o")
+    assert words in said.text
+
+
+def test_a_limit_of_gpus_is_not_offered_for_the_cpu() -> None:
+    rows = [fake.setting("vram_reserve_gib", 0.0, "GPU memory that stays free for you; 0: none", per_device=True)]
+    asked, _ = typed(here(devices=DEVICES, limits={"file": "f", "rows": rows}), "o")
+    assert isinstance(asked.ui.dialog, Choose)
+    assert len(asked.ui.dialog.options) == 2
+    _, said = typed(here(devices=[fake.device("cpu")], limits={"file": "f", "rows": rows}), "o")
+    assert said.text == "There is no device that it could be for."
