@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from distensor_tui import absence
@@ -44,6 +44,8 @@ class Conversation:
         self._buffer = b""
         self.lines: list[bytes] = []
         """Every line read so far, for recordings."""
+        self.updates: list[Update] = []
+        """What came while an answer was waited for."""
         self.hello = self._greet()
 
     def snapshot(self) -> tuple[Snapshot, Mapping[str, object]]:
@@ -56,11 +58,23 @@ class Conversation:
 
     def ask(self, method: str, params: Mapping[str, object]) -> Answer:
         deadline = self._monotonic() + WITHIN_S
-        self._socket.sendall(encode_request("cli", method, params))
+        with suppress(OSError):  # gone: reading gives what came before the end, and then says so
+            self._socket.sendall(encode_request("cli", method, params))
         while True:
             message = self.read(deadline)
             if isinstance(message, Answer) and message.id == "cli":
                 return message
+            if isinstance(message, Update):
+                self.updates.append(message)
+
+    def wait(self, deadline: float) -> Message | None:
+        """The next message; None when none came in time."""
+        try:
+            return self.read(deadline)
+        except NoSupervisor as missing:
+            if missing.why.reason is not absence.Reason.SILENT:
+                raise
+            return None
 
     def read(self, deadline: float) -> Message:
         line = self._line(deadline)

@@ -103,12 +103,14 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         name="logs",
         group=Group.LOOK,
-        about="Print the supervisor's last events, and with -f the new ones as they come.",
+        about="Print the last events and the last lines of the workers' log files, and with -f the new ones.",
         module="distensor_tui.commands.logs",
         examples=(
-            ("distensor logs", "the last events"),
+            ("distensor logs", "the last events, and what the workers print"),
             ("distensor logs -f", "follow until Ctrl-C"),
-            ("distensor logs -n 5 --json", "the last five, one JSON object a line"),
+            ("distensor logs --worker 0", "what one worker prints, by its rank or id"),
+            ("distensor logs --supervisor", "the supervisor's own log file"),
+            ("distensor logs --events -n 5 --json", "the last five events, one JSON object a line"),
         ),
         then="`distensor bugreport` packs the full logs for somebody who helps you.",
     ),
