@@ -7,9 +7,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from distensor.core.clock import SYSTEM_CLOCK
 from distensor.core.errors import ConfigError, DistensorError, ServiceError
@@ -26,16 +26,24 @@ OK, USAGE, UNAVAILABLE, CANNOT_CREATE, BAD_CONFIG = 0, 64, 69, 73, 78
 UNINSTALLER = Path(__file__).with_name("uninstall.sh")
 
 
+class _UsageError(Exception):
+    """A command line that cannot be read, and the usage of the command."""
+
+    def __init__(self, message: str, usage: str) -> None:
+        super().__init__(message)
+        self.usage = usage
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(USAGE, f"{self.prog}: {message}\n")
+        raise _UsageError(message, self.format_usage().strip())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`distensor service`."""
-    options = _service_parser().parse_args(argv)
-    return _answered(options, lambda: _service(options, os.environ, sys.platform, run_command))
+    return _run(
+        _service_parser(), argv, "service", lambda options: _service(options, os.environ, sys.platform, run_command)
+    )
 
 
 def _service_parser() -> _Parser:
@@ -125,8 +133,7 @@ def uninstall(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="list what would be removed, change nothing")
     parser.add_argument("--purge", action="store_true", help="identity, receipts, settings and logs too")
     parser.add_argument("--system", action="store_true", help="the installation of the machine (Linux, root)")
-    options = parser.parse_args(argv)
-    return _answered(options, lambda: _uninstall(options))
+    return _run(parser, argv, "uninstall", _uninstall)
 
 
 def _uninstall(options: argparse.Namespace) -> tuple[int, dict[str, Any], str]:
@@ -145,22 +152,49 @@ def _uninstall(options: argparse.Namespace) -> tuple[int, dict[str, Any], str]:
     return OK, {"done": text.splitlines()}, text
 
 
-def _answered(options: argparse.Namespace, act: Any) -> int:
+Act: TypeAlias = Callable[[argparse.Namespace], tuple[int, dict[str, Any], str]]
+"""Gives the exit code, the answer, and the same as text."""
+
+
+def _run(parser: _Parser, argv: Sequence[str] | None, verb: str, act: Act) -> int:
     """Print what `act` answers, or its error with a fix, in the form that was asked for."""
+    words = sys.argv[1:] if argv is None else argv
     try:
-        code, answer, text = act()
+        options = parser.parse_args(words)
+        code, answer, text = act(options)
+    except _UsageError as wrong:
+        return _wrong_usage(wrong, verb, as_json="--json" in words)
     except DistensorError as error:
         return _failed(options, error)
     print(json.dumps({"v": 1, "ok": code == OK, **answer}) if options.json else text)
     return int(code)
 
 
+def _wrong_usage(wrong: _UsageError, verb: str, *, as_json: bool) -> int:
+    fix = f"`distensor help {verb}` shows examples"
+    if as_json:
+        _print_error("usage", str(wrong), fix)
+    else:
+        print(f"{wrong.usage}\ndistensor {verb}: {wrong}\n  {fix}", file=sys.stderr)
+    return USAGE
+
+
+_CODES: tuple[tuple[type[DistensorError], str, int], ...] = (
+    (ConfigError, "config", BAD_CONFIG),
+    (ServiceError, "service", UNAVAILABLE),
+    (DistensorError, "not_kept", CANNOT_CREATE),
+)
+
+
 def _failed(options: argparse.Namespace, error: DistensorError) -> int:
-    code = BAD_CONFIG if isinstance(error, ConfigError) else UNAVAILABLE if isinstance(error, ServiceError) else 73
+    word, code = next((word, code) for kind, word, code in _CODES if isinstance(error, kind))
     message, _, fix = str(error).partition("\n")
     if options.json:
-        detail = {"code": "service", "message": message, "fix": fix.strip()}
-        print(json.dumps({"v": 1, "ok": False, "error": detail}))
+        _print_error(word, message, fix.strip())
     else:
         print(f"distensor: {error}", file=sys.stderr)
     return code
+
+
+def _print_error(code: str, message: str, fix: str) -> None:
+    print(json.dumps({"v": 1, "ok": False, "error": {"code": code, "message": message, "fix": fix}}))

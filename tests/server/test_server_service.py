@@ -8,10 +8,13 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from referencing import Registry, Resource
 from service_fakes import PRINTED, FakeLaunchctl, FakeSystemctl
 
 from distensor.core.errors import ConfigError, ServiceError, StoreError
@@ -369,6 +372,35 @@ def test_the_unit_names_current_where_that_is_what_runs(tmp_path: Path) -> None:
 # -- the verb
 
 
+SCHEMAS = Path(__file__).parents[2] / "docs/schemas"
+
+
+def answered(name: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """What was printed, in the shape that docs/schemas promises."""
+    value: dict[str, Any] = json.loads(capsys.readouterr().out)
+    error = Resource.from_contents(json.loads((SCHEMAS / "error.json").read_text()))
+    registry: Any = Registry().with_resources([("error.json", error)])
+    schema = json.loads((SCHEMAS / f"{name}.json").read_text())
+    jsonschema.Draft202012Validator(schema, registry=registry).validate(value)
+    return value
+
+
+def test_uninstall_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The script itself has its own tests; here is what the command makes of its words and its end."""
+    script = tmp_path / "uninstall.sh"
+    monkeypatch.setattr(cli, "UNINSTALLER", script)
+    script.write_text('echo "would remove $*"; echo "and this"')
+    assert cli.uninstall(["--json", "--dry-run", "--purge"]) == 0
+    assert answered("uninstall", capsys)["done"] == ["would remove --dry-run --purge", "and this"]
+    script.write_text('echo "cannot stop the service"; exit 3')
+    assert cli.uninstall(["--json"]) == 69
+    assert answered("uninstall", capsys)["error"] == {
+        "code": "service",
+        "message": "cannot stop the service",
+        "fix": "",
+    }
+
+
 def test_status_as_json_and_as_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -378,10 +410,12 @@ def test_status_as_json_and_as_text(
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
         monkeypatch.delenv(name, raising=False)
+    assert cli.main(["status", "--json"]) == 69
+    assert answered("service", capsys)["state"] == "stopped"
     assert cli.main(["install", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["done"][-1] == "started"
+    assert answered("service", capsys)["done"][-1] == "started"
     assert cli.main(["status", "--json"]) == 0
-    row = json.loads(capsys.readouterr().out)
+    row = answered("service", capsys)
     assert (row["v"], row["ok"], row["state"], row["pid"], row["last_exit"]) == (1, True, "running", 4242, None)
     assert row["last_exit_unavailable"] == "it has not ended yet"
     ctl.active, ctl.last_exit = "failed", 77
@@ -389,7 +423,7 @@ def test_status_as_json_and_as_text(
     assert "last exit 77 (the key" in capsys.readouterr().out
     ctl.refuses["disable"] = "Access denied"
     assert cli.main(["uninstall", "--json"]) == 69
-    answer = json.loads(capsys.readouterr().out)
+    answer = answered("service", capsys)
     assert (answer["ok"], "Access denied" in answer["error"]["message"]) == (False, True)
     assert "journalctl" in answer["error"]["fix"]
 

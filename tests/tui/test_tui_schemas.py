@@ -21,7 +21,7 @@ SCHEMAS = {path.stem: json.loads(path.read_text()) for path in FOLDER.glob("*.js
 REGISTRY: Any = Registry().with_resources(
     [(f"{name}.json", Resource.from_contents(schema)) for name, schema in SCHEMAS.items()]
 )
-ELSEWHERE = {"bandwidth", "demo", "hub", "cloud", "service", "uninstall"}
+ELSEWHERE = {"bandwidth", "demo", "hub", "cloud"}
 """Commands that are programs of their own; their tests are beside them."""
 
 pytestmark = pytest.mark.timeout(180)
@@ -71,6 +71,18 @@ def test_the_commands_that_need_no_supervisor(tmp_path: Path, answer: Callable[.
     check("error", answer("cloud", code=69)[0])
 
 
+def test_service_and_uninstall_say_a_wrong_command_line_in_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    from distensor_server.service import cli
+
+    for name, run in (("service", cli.main), ("uninstall", cli.uninstall)):
+        assert run(["--json", "--nonsense"]) == 64
+        told = json.loads(capsys.readouterr().out)
+        check(name, told)
+        assert told["error"]["code"] == "usage"
+        assert run(["--nonsense"]) == 64
+        assert f"`distensor help {name}` shows examples" in capsys.readouterr().err
+
+
 @pytest.fixture
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     started = Node(tmp_path_factory.mktemp("n"))
@@ -91,7 +103,20 @@ def test_the_answers_of_a_real_supervisor(
             assert value["ok"] is True
     file = tmp_path / "r.jsonl"
     check("record", answer("record", str(file), "--seconds", "0.5", "--socket", str(node.socket))[0])
-    check("limits", answer("limits", "get", "--socket", str(node.socket))[0])
+    for words in (["get"], ["get", "schedule"], ["set", "temperature_max_c", "80", "--device", "cpu"], ["get"]):
+        check("limits", answer("limits", *words, "--socket", str(node.socket))[0])
+    told = answer("limits", "set", "strict", "battery,disk", "--socket", str(node.socket))[0]
+    check("limits", told)
+    assert (told["result"]["value"], told["result"]["before"]) == (["battery", "disk"], [])
+    check("limits", answer("limits", "unset", "strict", "--socket", str(node.socket))[0])
+    (refused,) = answer("limits", "set", "strict", "nothing", "--socket", str(node.socket), code=69)
+    check("limits", refused)
+    own = ["--supervisor", "--socket", str(node.socket)]
+    lines = answer("logs", *own)
+    assert lines
+    for line in lines:
+        check("logs", line)
+        assert line["line"]["source"] == "supervisor"
     from distensor_server.verbs import auth, bugreport, doctor
 
     monkeypatch.setenv("HOME", str(tmp_path))
