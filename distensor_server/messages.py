@@ -277,7 +277,15 @@ def topology_line(topology: Topology, certificate: Certificate) -> bytes:
         "certificate_pem": certificate.certificate_pem,
         "authority_pem": certificate.authority_pem,
     }
-    return encode_line({"type": "topology", "members": members, "certificate": own})
+    return encode_line(
+        {
+            "type": "topology",
+            "job": topology.job_id,
+            "epoch": topology.epoch,
+            "members": members,
+            "certificate": own,
+        }
+    )
 
 
 def pace_line(*, duty: float, send_rate: float | None, receive_rate: float | None) -> bytes:

@@ -44,6 +44,10 @@ class FakeSigner:
             raise HubProtocolError("no certificate request")
         return f"signed {csr_pem} for {job_id}/{epoch}/{rank}"
 
+    def sign_anew(self, certificate_pem: str, job_id: JobId, epoch: Epoch, rank: Rank) -> str:
+        assert certificate_pem == f"signed {certificate_pem.split()[1]} for {job_id}/{epoch}/{rank}"
+        return f"{certificate_pem} anew"
+
 
 class Hub:
     """A machine with two nodes, and what it said, by what kind it is."""
@@ -249,8 +253,8 @@ def test_all_ready_sends_each_node_its_own_certificates() -> None:
     grants = dict(sent(effects, TopologyGrant))
     assert [one.rank for one in grants[first].certificates] == [0, 1]  # type: ignore[attr-defined]
     assert [one.certificate_pem for one in grants[second].certificates] == [  # type: ignore[attr-defined]
-        f"signed csr for {job_id}/1/2",
-        f"signed csr for {job_id}/1/3",
+        f"signed csr for {job_id}/1/2 anew",
+        f"signed csr for {job_id}/1/3 anew",
     ]
     (update,) = updates(effects)
     assert update.topology is not None
@@ -261,7 +265,7 @@ def test_all_ready_sends_each_node_its_own_certificates() -> None:
         ("atlas-2", 4003),
     ]
     assert update.certificate is not None
-    assert update.certificate.certificate_pem == f"signed driver for {job_id}/1/-1"
+    assert update.certificate.certificate_pem == f"signed driver for {job_id}/1/-1 anew"
 
 
 def test_a_worker_that_restarts_is_told_to_the_trainer_and_no_topology_is_sent_again() -> None:

@@ -64,12 +64,46 @@ def test_what_the_request_says_of_itself_is_not_believed(tmp_path: Path) -> None
     assert "distensor-hub" not in certificate.subject.rfc4514_string()
 
 
-def test_a_members_certificate_lives_a_week_and_bears_a_slow_clock(tmp_path: Path) -> None:
+def test_a_members_certificate_lives_for_hours_from_the_moment_it_is_signed(tmp_path: Path) -> None:
     clock = FakeClock(now=1_800_000_000)
     certificate = signed(Authority.load_or_create(tmp_path, clock))
     now = datetime.datetime.fromtimestamp(clock.now(), tz=datetime.UTC)
-    assert certificate.not_valid_before_utc <= now - datetime.timedelta(hours=1)
-    assert certificate.not_valid_after_utc == now + datetime.timedelta(days=7)
+    assert certificate.not_valid_before_utc == now
+    assert certificate.not_valid_after_utc == now + datetime.timedelta(hours=6)
+
+
+def test_certificates_of_one_hub_follow_each_other_although_its_clock_is_set(tmp_path: Path) -> None:
+    clock = FakeClock(now=1_800_000_000)
+    authority = Authority.load_or_create(tmp_path, clock)
+    first = signed(authority)
+    for jump in (86_400, -2 * 86_400):
+        clock.jump_wall(jump)
+        clock.advance(1)
+    after = signed(authority).not_valid_before_utc - first.not_valid_before_utc
+    assert after == datetime.timedelta(seconds=2)
+
+
+def test_a_certificate_is_signed_anew_for_the_same_key(tmp_path: Path) -> None:
+    clock = FakeClock(now=1_800_000_000)
+    authority = Authority.load_or_create(tmp_path, clock)
+    old = authority.sign(new_key_and_csr(JOB, Epoch(2), Rank(3))[1], JOB, Epoch(2), Rank(3))
+    clock.advance(60)
+    before, after = (
+        x509.load_pem_x509_certificate(text.encode())
+        for text in (old, authority.sign_anew(old, JOB, Epoch(2), Rank(3)))
+    )
+    assert before.public_key() == after.public_key()
+    assert uris(after) == uris(before)
+    assert after.not_valid_before_utc - before.not_valid_before_utc == datetime.timedelta(seconds=60)
+
+
+def test_only_our_own_certificates_are_signed_anew(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = Authority.load_or_create(tmp_path / "other", FakeClock())
+    foreign = other.sign(new_key_and_csr(JOB, Epoch(2), Rank(3))[1], JOB, Epoch(2), Rank(3))
+    for text in (foreign, "", "-----BEGIN CERTIFICATE-----"):
+        with pytest.raises(HubProtocolError, match="rank 3 of job j_1 is none of this hub"):
+            Authority.load_or_create(tmp_path, FakeClock()).sign_anew(text, JOB, Epoch(2), Rank(3))
 
 
 def with_rsa() -> str:

@@ -10,6 +10,9 @@ import pytest
 
 from distensor.core.errors import ConfigError
 from distensor.node.ipc import Emitter, FailureCode, Mailbox, parse_assignment, parse_line, parse_topology
+from distensor.node.runtime import WorkerRuntime
+from distensor.testing.clock import FakeClock
+from distensor.transport import Timeouts
 
 ASSIGN: dict[str, Any] = {
     "type": "assign",
@@ -32,6 +35,8 @@ ASSIGN: dict[str, Any] = {
 }
 TOPOLOGY: dict[str, Any] = {
     "type": "topology",
+    "job": "j_1",
+    "epoch": 1,
     "members": [{"rank": 0, "node": "a", "host": "127.0.0.1", "port": 1}],
     "certificate": {"rank": 0, "certificate_pem": "c", "authority_pem": "a"},
 }
@@ -67,6 +72,24 @@ def test_a_topology_is_read_and_checked() -> None:
         parse_topology({**TOPOLOGY, "members": "none"})
     with pytest.raises(ConfigError, match="certificate"):
         parse_topology({"members": []})
+    with pytest.raises(ConfigError, match="epoch"):
+        parse_topology({**TOPOLOGY, "epoch": "1"})
+
+
+def test_a_topology_of_another_membership_is_refused() -> None:
+    """Orders that were on their way when the membership changed, before the one that counts."""
+    said = io.StringIO()
+    mailbox = Mailbox()
+    assignment = parse_assignment({**ASSIGN, "job": "j_1", "epoch": 2})
+    for change in ({"epoch": 1}, {"epoch": 3}, {"epoch": 2, "job": "j_2"}, {"epoch": 2}):
+        mailbox.deliver({**TOPOLOGY, **change})
+    runtime = WorkerRuntime(
+        assignment=assignment, mailbox=mailbox, emitter=Emitter(said), clock=FakeClock(), timeouts=Timeouts()
+    )
+    assert runtime._wait_for_topology().epoch == 2
+    warnings = [json.loads(line)["text"] for line in said.getvalue().splitlines()]
+    assert warnings[0] == "refused a topology of job j_1 in epoch 1: this worker is of job j_1 in epoch 2"
+    assert len(warnings) == 3
 
 
 @pytest.mark.parametrize("line", ["", "[]", "{", "3", "\x00"])

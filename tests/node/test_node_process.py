@@ -81,7 +81,7 @@ class Worker:
         )
         return self.hear("ready")
 
-    def send_topology(self, ready: Mapping[str, Any], job: JobId = JOB) -> None:
+    def send_topology(self, ready: Mapping[str, Any], job: JobId = JOB, epoch: int = EPOCH) -> None:
         request = x509.load_pem_x509_csr(ready["csr"].encode())
         certificate = {
             "rank": 0,
@@ -89,7 +89,8 @@ class Worker:
             "authority_pem": self.authority.pem,
         }
         member = {"rank": 0, "node": "here", "host": "127.0.0.1", "port": ready["port"]}
-        self.say({"type": "topology", "members": [member], "certificate": certificate})
+        order = {"type": "topology", "job": JOB, "epoch": epoch, "members": [member], "certificate": certificate}
+        self.say(order)
 
     def dial(self, ready: Mapping[str, Any]) -> DataPlane:
         """The driver's plane."""

@@ -179,6 +179,8 @@ def test_what_the_worker_is_told() -> None:
     }
     assert json.loads(topology_line(topology(), certificate(1))) == {
         "type": "topology",
+        "job": topology().job_id,
+        "epoch": topology().epoch,
         "members": [
             {"rank": 0, "node": "n_1", "name": "node-1", "host": "127.0.0.1", "port": 40000},
             {"rank": 1, "node": "n_2", "name": "node-2", "host": "127.0.0.1", "port": 40001},

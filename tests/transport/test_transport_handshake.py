@@ -27,6 +27,7 @@ from distensor.transport.handshake import Lane
 from distensor.transport.identity import client_context
 from distensor.transport.wire import WireReader, WireWriter
 
+RANK_1 = [data_plane_uri(JOB, Epoch(1), Rank(1))]
 SHORT = replace(QUICK, connect=1.0, handshake=0.5)
 
 
@@ -195,8 +196,6 @@ def wrong_papers(authority: Authority) -> dict[str, Credentials]:
     mine = data_plane_uri(JOB, Epoch(1), Rank(0))
     return {
         "another authority": replace(Authority().place(0), authority_pem=authority.pem),
-        "expired": authority.credentials([mine], days=1, ago=3),
-        "not valid yet": authority.credentials([mine], days=1, ago=-1),
         "no identity": authority.credentials([]),
         "two identities": authority.credentials([mine, data_plane_uri(JOB, Epoch(1), Rank(1))]),
         "another scheme": authority.credentials(["https://example.org/1/0"]),
@@ -237,6 +236,8 @@ def test_who_was_turned_away_is_told_when_time_is_up(authority: Authority) -> No
         (lambda ours: ours.place(1, job=JobId("j_other")), "expected a place of job"),
         (lambda ours: ours.place(1, epoch=7), "in epoch 1"),
         (lambda ours: ours.place(5), "expected rank 1"),
+        (lambda ours: ours.credentials(RANK_1, days=1, ago=3), "is expired: it was valid until"),
+        (lambda ours: ours.credentials(RANK_1, days=1, ago=-1), "is not valid yet: it begins"),
     ],
 )
 def test_a_listener_with_a_wrong_certificate_is_refused(

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distensor.core.errors import ConfigError, PeerLostError, TransportTimeoutError
-from distensor.transport import Channel, Message, Tag
+from distensor.core.ids import DRIVER_RANK
+from distensor.transport import Channel, LinkStats, Message, Tag, Timeouts
 from distensor.transport.exchange import group_slot
 from distensor.transport.flat import Target, even_pieces, flat_source, split_rows
-from distensor.transport.keeper import ROUNDS, STUCK_ROUNDS, Vigil
+from distensor.transport.keeper import Keeper, Vigil
 from distensor.transport.mailbox import Mailbox
 from distensor.transport.reduction import Reduction, check_reducible, reduce_into
 
@@ -159,27 +160,76 @@ def test_several_waiters_on_one_queue_get_one_message_each() -> None:
 # -- vigil -----------------------------------------------------------------------------------------------------------
 
 
+ROUNDS, STUCK_ROUNDS = 3, 30
+
+
+def vigil() -> Vigil:
+    return Vigil(quiet_rounds=ROUNDS, stuck_rounds=STUCK_ROUNDS)
+
+
 def test_silence_counts_only_while_nothing_comes() -> None:
-    vigil = Vigil()
+    watch = vigil()
     received = 0
     for round_ in range(20):
         received += round_ % ROUNDS == 0
-        assert vigil.look(1, received=received, sent=0, sending=False) is None
-    losses = [vigil.look(1, received=received, sent=0, sending=False) for _ in range(ROUNDS)]
+        assert watch.look(1, received=received, sent=0, sending=False) is None
+    losses = [watch.look(1, received=received, sent=0, sending=False) for _ in range(ROUNDS)]
     assert losses[-1] == ("not a byte came from it", ROUNDS)
 
 
 def test_silence_does_not_count_while_we_do_not_read() -> None:
-    vigil = Vigil()
+    watch = vigil()
     for _ in range(5 * ROUNDS):
-        assert vigil.look(1, received=7, sent=0, sending=False, holding=True) is None
+        assert watch.look(1, received=7, sent=0, sending=False, holding=True) is None
 
 
 def test_a_peer_that_takes_nothing_is_stuck_though_it_talks() -> None:
-    vigil = Vigil()
-    found = [vigil.look(1, received=round_, sent=5, sending=True) for round_ in range(STUCK_ROUNDS + 1)]
+    watch = vigil()
+    found = [watch.look(1, received=round_, sent=5, sending=True) for round_ in range(STUCK_ROUNDS + 1)]
     assert found == [None] * STUCK_ROUNDS + [("it took not a byte of what we send", STUCK_ROUNDS)]
-    assert Vigil().look(1, received=0, sent=5, sending=False) is None
+    assert vigil().look(1, received=0, sent=5, sending=False) is None
+
+
+class _SilentLink:
+    """A link from which nothing comes."""
+
+    sending = holding = False
+    stats = LinkStats(bytes_sent=0, bytes_received=7, messages_sent=0, messages_received=0)
+
+    def __init__(self) -> None:
+        self.keep_alives = 0
+
+    def keep_alive(self) -> None:
+        self.keep_alives += 1
+
+
+class _Rounds(threading.Event):
+    """Counts the rounds of a keeper instead of waiting, and ends them with the last one."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.waited: list[float] = []
+        self._most = most
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.waited.append(timeout)
+        return len(self.waited) > self._most
+
+
+@pytest.mark.parametrize(("rank", "least", "most"), [(0, 2.0, 3.0), (DRIVER_RANK, 29.0, 30.5)])
+def test_a_silent_rank_is_lost_within_three_seconds_and_the_driver_later(rank: int, least: float, most: float) -> None:
+    link, rounds = _SilentLink(), _Rounds(100)
+    lost: list[tuple[float, str]] = []
+    links: Any = {rank: link}
+    Keeper(
+        lambda: links, Timeouts(), lambda _rank, reason, _bye: lost.append((sum(rounds.waited), reason)), rounds
+    ).run()
+    seconds, reason = lost[0]
+    # Its last byte came at the earliest just before the first look.
+    assert least <= seconds - rounds.waited[0] <= most - rounds.waited[1]
+    assert reason == f"not a byte came from it for {seconds - rounds.waited[0]:g} s"
+    assert link.keep_alives / sum(rounds.waited) == pytest.approx(1.0, rel=0.1), "about one each second"
 
 
 # -- reduction and cutting -------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ PLACED --a node gone, a worker broken, too late--> FAILED
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from distensor.core.control import (
@@ -21,7 +21,7 @@ from distensor.core.control import (
     WorkerReady,
     WorkerState,
 )
-from distensor.core.ids import DRIVER_RANK, NodeId
+from distensor.core.ids import DRIVER_RANK, Epoch, JobId, NodeId, Rank
 from distensor.hub.records import JobRecord, RankRecord
 
 _DOWN = frozenset({WorkerState.STARTING, WorkerState.EXITED, WorkerState.BACKOFF, WorkerState.BROKEN})
@@ -52,6 +52,16 @@ def with_ready(job: JobRecord, ready: WorkerReady, certificate_pem: str) -> JobR
     if job.state is JobState.PLACED and all(rank.port is not None for rank in job.ranks):
         return replace(job, state=JobState.RUNNING)
     return job
+
+
+def signed_together(job: JobRecord, sign_anew: Callable[[str, JobId, Epoch, Rank], str]) -> JobRecord:
+    """The job with all its certificates of one moment: from its own, a member reads what time it is for the hub."""
+
+    def anew(certificate_pem: str, rank: Rank) -> str:
+        return sign_anew(certificate_pem, job.job_id, job.epoch, rank)
+
+    ranks = tuple(replace(rank, certificate_pem=anew(rank.certificate_pem, rank.rank)) for rank in job.ranks)
+    return replace(job, ranks=ranks, driver_certificate_pem=anew(job.driver_certificate_pem, DRIVER_RANK))
 
 
 def with_change(job: JobRecord, change: WorkerChange) -> JobRecord:

@@ -75,6 +75,12 @@ class Signer(Protocol):
     def sign(self, csr_pem: str, job_id: JobId, epoch: Epoch, rank: Rank) -> str:
         """Raises: HubProtocolError: the request cannot be read or is not signed by its own key."""
 
+    def sign_anew(self, certificate_pem: str, job_id: JobId, epoch: Epoch, rank: Rank) -> str:
+        """A certificate of now over the key of one that was signed before.
+
+        Raises: HubProtocolError: it is none of ours.
+        """
+
 
 class HubMachine:
     """All nodes and jobs of a hub."""
@@ -192,10 +198,9 @@ class HubMachine:
             return self._fail(job, f"rank {ready.rank} sent a certificate request that is refused: {error}")
         started = job.state is JobState.PLACED
         job = jobs.with_ready(job, ready, certificate)
-        effects = self._keep_rank(job, ready.rank)
         if started and job.state is JobState.RUNNING:
-            effects += self._begin(job)
-        return [*effects, self._publish(job)]
+            return self._begin(job)
+        return [*self._keep_rank(job, ready.rank), self._publish(job)]
 
     def worker_changed(self, session: SessionId, change: WorkerChange) -> list[Effect]:
         job, refusal = self._owned(session, change.job_id, change.epoch, change.rank)
@@ -227,8 +232,13 @@ class HubMachine:
         return job, []
 
     def _begin(self, job: JobRecord) -> list[Effect]:
-        effects: list[Effect] = [SaveJob(job=job), Note(text=f"job {job.name} ({job.job_id}) runs")]
-        return effects + [self._grant(session, node_id, job) for node_id, session in self._sessions(job)]
+        job = jobs.signed_together(job, self._signer.sign_anew)
+        effects: list[Effect] = [SaveJob(job=job)]
+        for rank in job.ranks:
+            effects += self._keep_rank(job, rank.rank)
+        effects.append(Note(text=f"job {job.name} ({job.job_id}) runs"))
+        effects += [self._grant(session, node_id, job) for node_id, session in self._sessions(job)]
+        return [*effects, self._publish(job)]
 
     def _sessions(self, job: JobRecord) -> Iterator[tuple[NodeId, SessionId]]:
         """The open streams of the job's nodes."""

@@ -22,10 +22,12 @@ from distensor.core.ids import Epoch, JobId, Rank
 _DAY = datetime.timedelta(days=1)
 _AUTHORITY_LIFE = 7300 * _DAY
 _SERVER_LIFE = 3650 * _DAY
-_MEMBER_LIFE = 7 * _DAY
-_SERVER_SKEW = _DAY
-_MEMBER_SKEW = datetime.timedelta(hours=2)
-"""How far a clock of a member may be behind the hub's."""
+_MEMBER_LIFE = datetime.timedelta(hours=6)
+"""It is looked at when connections are made, and they are made when a membership begins: longer jobs keep theirs."""
+_SERVER_SKEW = 365 * _DAY
+"""How far a node's clock may be behind the hub's, whose own may have jumped: trust is the pinned authority."""
+_MEMBER_SKEW = datetime.timedelta()
+"""None: a member reads from its own certificate what time it is for the hub (`transport.identity`)."""
 
 _KEY_FILE = "authority.key"
 _CERTIFICATE_FILE = "authority.pem"
@@ -38,6 +40,7 @@ class Authority:
         self._key = key
         self._certificate = certificate
         self._clock = clock
+        self._wall_at_zero = clock.now() - clock.monotonic()
         self.authority_pem = certificate.public_bytes(serialization.Encoding.PEM).decode()
 
     @property
@@ -76,23 +79,41 @@ class Authority:
         Raises:
             HubProtocolError: the request cannot be read, is not signed by its own key, or is not P-256.
         """
-        uri = data_plane_uri(job_id, epoch, rank)
+        return self._sign_member(_public_key(csr_pem), data_plane_uri(job_id, epoch, rank))
+
+    def sign_anew(self, certificate_pem: str, job_id: JobId, epoch: Epoch, rank: Rank) -> str:
+        """A certificate over the key of one that we signed, with the life of one that is signed now.
+
+        Raises:
+            HubProtocolError: `certificate_pem` is none of ours.
+        """
+        try:
+            old = x509.load_pem_x509_certificate(certificate_pem.encode())
+            old.verify_directly_issued_by(self._certificate)
+        except (ValueError, TypeError, InvalidSignature) as error:
+            raise HubProtocolError(f"the certificate of rank {rank} of job {job_id} is none of this hub") from error
+        key = old.public_key()
+        assert isinstance(key, ec.EllipticCurvePublicKey)  # we sign no others
+        return self._sign_member(key, data_plane_uri(job_id, epoch, rank))
+
+    def _sign_member(self, key: ec.EllipticCurvePublicKey, uri: str) -> str:
         names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)])
         builder = self._builder("distensor-member", _MEMBER_SKEW, _MEMBER_LIFE)
-        builder = builder.public_key(_public_key(csr_pem)).add_extension(names, critical=False)
+        builder = builder.public_key(key).add_extension(names, critical=False)
         usage = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         signed = _sign(_as_leaf(builder, usage), self._key)
         return signed.public_bytes(serialization.Encoding.PEM).decode()
 
     def _builder(self, name: str, skew: datetime.timedelta, life: datetime.timedelta) -> x509.CertificateBuilder:
-        builder = _dated(name, self._clock, skew, life)
+        # The wall clock of our start, carried on by the monotonic one: a clock that is set changes nothing.
+        builder = _dated(name, self._wall_at_zero + self._clock.monotonic(), skew, life)
         key_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         return builder.issuer_name(self._certificate.subject).add_extension(key_id, critical=False)
 
 
 def _create(key_path: Path, certificate_path: Path, clock: Clock) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
-    builder = _dated("disTensor hub authority", clock, _SERVER_SKEW, _AUTHORITY_LIFE)
+    builder = _dated("disTensor hub authority", clock.now(), _SERVER_SKEW, _AUTHORITY_LIFE)
     builder = builder.issuer_name(_name("disTensor hub authority")).public_key(key.public_key())
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(ca=True), critical=True)
@@ -117,8 +138,8 @@ def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def _dated(name: str, clock: Clock, skew: datetime.timedelta, life: datetime.timedelta) -> x509.CertificateBuilder:
-    now = datetime.datetime.fromtimestamp(clock.now(), tz=datetime.UTC)
+def _dated(name: str, at: float, skew: datetime.timedelta, life: datetime.timedelta) -> x509.CertificateBuilder:
+    now = datetime.datetime.fromtimestamp(at, tz=datetime.UTC)
     builder = x509.CertificateBuilder().subject_name(_name(name)).serial_number(x509.random_serial_number())
     return builder.not_valid_before(now - skew).not_valid_after(now + life)
 

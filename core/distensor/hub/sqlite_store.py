@@ -192,8 +192,8 @@ class SqliteBooks:
 
     def update_job(self, job: JobRecord) -> None:
         self._run(
-            "UPDATE jobs SET state = ?, reason = ? WHERE job_id = ?",
-            (job.state.value, job.reason, job.job_id),
+            "UPDATE jobs SET state = ?, reason = ?, driver_certificate = ? WHERE job_id = ?",
+            (job.state.value, job.reason, job.driver_certificate_pem, job.job_id),
         )
 
     def save_rank(self, job_id: JobId, epoch: Epoch, rank: RankRecord) -> None:

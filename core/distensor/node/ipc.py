@@ -63,8 +63,10 @@ class PeerPlace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopologyOrder:
-    """Where the peers are, and this rank's certificate."""
+    """Where the peers of one membership are, and this rank's certificate."""
 
+    job_id: JobId
+    epoch: Epoch
     members: tuple[PeerPlace, ...]
     certificate_pem: str
     authority_pem: str
@@ -98,6 +100,8 @@ def parse_topology(data: Mapping[str, Any]) -> TopologyOrder:
     """Raises ConfigError naming the field that is wrong."""
     certificate = _get(data, "certificate", dict)
     return TopologyOrder(
+        job_id=JobId(_get(data, "job", str)),
+        epoch=Epoch(_get(data, "epoch", int)),
         members=tuple(
             PeerPlace(
                 rank=Rank(_get(member, "rank", int)),

@@ -74,6 +74,7 @@ class WorkerRuntime:
         me = self._assignment
         key_pem, csr_pem = new_key_and_csr(me.job_id, me.epoch, me.rank)
         self._emitter.emit("ready", v=1, port=listener.address.port, csr=csr_pem)
+        self._warm_up()
         order = self._wait_for_topology()
         plane = DataPlane.open(
             me=PeerId(job_id=me.job_id, epoch=me.epoch, rank=me.rank),
@@ -98,11 +99,26 @@ class WorkerRuntime:
         finally:
             plane.close()
 
+    def _warm_up(self) -> None:
+        """Load torch before anybody listens for us: loading holds the interpreter for longer than a peer may be silent.
+
+        A device that is not there is told later, where the driver hears of it too.
+        """
+        from distensor.node.device import torch_device
+
+        with contextlib.suppress(ConfigError, RuntimeError):
+            torch_device(self._assignment.device_kind, self._assignment.device_id)
+
     def _wait_for_topology(self) -> TopologyOrder:
         while True:
             message = self._mailbox.take()
             if message.get("type") == "topology":
-                return parse_topology(message)
+                order, me = parse_topology(message), self._assignment
+                if (order.job_id, order.epoch) == (me.job_id, me.epoch):
+                    return order
+                # What was on its way when the membership changed, or a mistake: never obeyed.
+                text = f"refused a topology of job {order.job_id} in epoch {order.epoch}: this worker is of job "
+                self._emitter.event("warning", f"{text}{me.job_id} in epoch {me.epoch}")
 
     def _serve(self, plane: DataPlane) -> None:
         engine = self._make_engine(plane)

@@ -123,7 +123,9 @@ class MemoryBooks:
 
     def update_job(self, job: JobRecord) -> None:
         known = self._tables.jobs[job.job_id]
-        self._tables.jobs[job.job_id] = replace(known, state=job.state, reason=job.reason)
+        self._tables.jobs[job.job_id] = replace(
+            known, state=job.state, reason=job.reason, driver_certificate_pem=job.driver_certificate_pem
+        )
 
     def save_rank(self, job_id: JobId, epoch: Epoch, rank: RankRecord) -> None:
         job = self._tables.jobs[job_id]

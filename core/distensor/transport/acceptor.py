@@ -1,7 +1,8 @@
 """Being dialed: strangers may be slow, wrong or hostile, and must never delay a peer.
 
-Each connection proves itself in a thread of its own within a fixed time; beyond a fixed number of unproven ones the
-oldest is dropped. Once every expected peer is there, connections are closed unread.
+A connection that says nothing waits on the doorstep. One that speaks proves itself in a thread of its own within a
+fixed time; beyond a fixed number of unproven ones the oldest is dropped. Once every expected peer is there, connections
+are closed unread.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from typing import Protocol
 
 from distensor.core.clock import Clock
 from distensor.core.errors import HandshakeError
+from distensor.transport.doorstep import Doorstep
 from distensor.transport.handshake import Hello, Lane, RefusedError, answer, secure_accepted
 from distensor.transport.listener import Listener, WakeUp
 from distensor.transport.local_lanes import Connection, LocalMeeting
 from distensor.transport.types import PeerId, Timeouts
 from distensor.transport.wire import cut_off
 
-_MOST_UNPROVEN = 64
+MOST_UNPROVEN = 64
 _SWEEP_EVERY = 0.25
 
 
@@ -83,21 +85,23 @@ class Acceptor:
         self._drop(lambda _: True)
 
     def _run(self) -> None:
+        doorstep = Doorstep(self.listener, self._wake.receiver)
         while not self._stopped:
-            connection = self.listener.accept(self._wake.receiver, _SWEEP_EVERY)
+            for connection, since in doorstep.spoken(_SWEEP_EVERY, self.clock.monotonic(), self.timeouts.handshake):
+                if self._stopped or not self.lanes.wants_more():
+                    connection.close()
+                else:
+                    self._prove(connection, since + self.timeouts.handshake)
             now = self.clock.monotonic()
             self._drop(lambda unproven: unproven.until < now)  # noqa: B023 - called at once
-            if connection is None:
-                continue
-            if self._stopped or not self.lanes.wants_more():
-                connection.close()
-            else:
-                self._prove(connection, now + self.timeouts.handshake)
+            if not self.lanes.wants_more():
+                doorstep.close()
+        doorstep.close()
 
     def _prove(self, connection: socket.socket, until: float) -> None:
         unproven = _Unproven(connection, until)
         with self._lock:
-            if len(self._unproven) >= _MOST_UNPROVEN:
+            if len(self._unproven) >= MOST_UNPROVEN:
                 oldest = next(iter(self._unproven))
                 del self._unproven[oldest]
                 cut_off(oldest.connection)

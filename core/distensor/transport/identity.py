@@ -2,6 +2,10 @@
 
 Both ends show a certificate of the job's authority whose SAN URI names (job, epoch, rank). Host names play no part:
 workers move between addresses, and a certificate is bound to a place in the job, not to a machine.
+
+Wall clocks play no part either: those of consumer machines are off by hours, and the hub's may jump. All certificates
+of a membership are signed at one moment, so ours says what time it was for the hub, and from there on the monotonic
+clock counts (decision 7).
 """
 
 from __future__ import annotations
@@ -12,34 +16,61 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
+from distensor.core.clock import SYSTEM_CLOCK, Clock
 from distensor.core.errors import HandshakeError
 from distensor.core.ids import parse_data_plane_uri
 from distensor.transport.types import Credentials, PeerId
 
+SIGNED_WITHIN = 300.0
+"""Seconds by which a peer's certificate may begin after ours."""
+_NO_CHECK_TIME = 0x200000
+"""X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which the ssl module has no name for: `PlaneContext` looks at the time."""
 
-def server_context(credentials: Credentials) -> ssl.SSLContext:
-    context = _context(ssl.PROTOCOL_TLS_SERVER, credentials)
+
+class PlaneContext(ssl.SSLContext):
+    """A context that knows since when its own certificate is valid, and when that was for the clock here."""
+
+    signed_at: float
+    """Seconds since 1970 of the hub's clock."""
+    received_at: float
+    """Seconds of `clock.since_boot`."""
+    clock: Clock
+
+    def hub_time(self) -> float:
+        """What time it is by the clock that signed the certificates."""
+        return self.signed_at + max(0.0, self.clock.since_boot() - self.received_at)
+
+
+def server_context(credentials: Credentials, clock: Clock = SYSTEM_CLOCK) -> PlaneContext:
+    """Raises: HandshakeError: the credentials cannot be used."""
+    context = _context(ssl.PROTOCOL_TLS_SERVER, credentials, clock)
     # Nobody resumes: tickets would only be unread bytes on connections that carry data one way.
     context.num_tickets = 0
     return context
 
 
-def client_context(credentials: Credentials) -> ssl.SSLContext:
-    return _context(ssl.PROTOCOL_TLS_CLIENT, credentials)
+def client_context(credentials: Credentials, clock: Clock = SYSTEM_CLOCK) -> PlaneContext:
+    """Raises: HandshakeError: the credentials cannot be used."""
+    return _context(ssl.PROTOCOL_TLS_CLIENT, credentials, clock)
 
 
-def _context(protocol: int, credentials: Credentials) -> ssl.SSLContext:
-    context = ssl.SSLContext(protocol)
+def _context(protocol: int, credentials: Credentials, clock: Clock) -> PlaneContext:
+    context = PlaneContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags = ssl.VerifyFlags(context.verify_flags | _NO_CHECK_TIME)
     try:
         context.load_verify_locations(cadata=credentials.authority_pem)
         _load_own(context, credentials)
+        own = x509.load_pem_x509_certificate(credentials.certificate_pem.encode())
     except (ssl.SSLError, ValueError, TypeError) as error:
         raise HandshakeError(f"our own data-plane credentials cannot be used: {error}") from error
+    context.clock, context.received_at = clock, clock.since_boot()
+    context.signed_at = own.not_valid_before_utc.timestamp()
     return context
 
 
@@ -67,14 +98,28 @@ def peer_identity(tls: ssl.SSLSocket) -> PeerId:
     """Who the other end of a finished handshake is.
 
     Raises:
-        HandshakeError: its certificate does not name exactly one place on the data plane.
+        HandshakeError: its certificate does not name exactly one place on the data plane, or is not valid now.
     """
     certificate: Any = tls.getpeercert() or {}
     uris = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI"]
     if len(uris) != 1:
         raise HandshakeError(f"the peer's certificate has {len(uris)} SAN URIs; expected exactly one")
     job_id, epoch, rank = parse_data_plane_uri(uris[0])
+    _check_valid(certificate, tls.context)
     return PeerId(job_id=job_id, epoch=epoch, rank=rank)
+
+
+def _check_valid(certificate: Any, context: ssl.SSLContext) -> None:
+    if not isinstance(context, PlaneContext):
+        raise HandshakeError("the connection was made without a context of the data plane")
+    now = context.hub_time()
+    begins, ends = certificate["notBefore"], certificate["notAfter"]
+    if now >= ssl.cert_time_to_seconds(ends):
+        raise HandshakeError(f"the peer's certificate is expired: it was valid until {ends}, by the hub's clock")
+    if now + SIGNED_WITHIN < ssl.cert_time_to_seconds(begins):
+        raise HandshakeError(
+            f"the peer's certificate is not valid yet: it begins {begins}, more than {SIGNED_WITHIN:g} s after ours"
+        )
 
 
 def check_identity(found: PeerId, *, me: PeerId) -> None:

@@ -186,6 +186,11 @@ class PeerLink:
         return self._sending
 
     @property
+    def holding(self) -> bool:
+        """It is us who do not read at the moment: too much of it is unread, or our own cap is used up."""
+        return self._reader.waiting or self.mailbox.holds(self.rank)
+
+    @property
     def stats(self) -> LinkStats:
         return LinkStats(
             bytes_sent=self._writer.bytes_sent,

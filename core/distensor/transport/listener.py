@@ -41,17 +41,20 @@ class Listener:
         bound.setblocking(False)
         return cls(bound)
 
-    def accept(self, wake: socket.socket, timeout: float) -> socket.socket | None:
-        """The next connection, or None after `timeout` seconds, when `wake` is readable, or when it went away."""
+    def fileno(self) -> int:
+        """The descriptor to wait on; -1 once it is closed."""
+        return self._socket.fileno()
+
+    def take(self, wake: socket.socket) -> socket.socket | None:
+        """A connection that has come already; None when there is none, or it went away again."""
         try:
-            ready, _, _ = select.select([self._socket, wake], [], [], timeout)
-            if self._socket not in ready:
-                return None
             connection, _ = self._socket.accept()
-        except (OSError, ValueError):
+        except BlockingIOError:
+            return None
+        except OSError:
             # Gone before we took it, no file descriptor left, or closed by its owner: none ends the watching, and
             # none may make it spin.
-            select.select([wake], [], [], min(timeout, _PAUSE))
+            select.select([wake], [], [], _PAUSE)
             return None
         connection.setblocking(True)
         return connection

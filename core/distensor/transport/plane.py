@@ -213,17 +213,17 @@ class DataPlane:
         self._lanes.expect({*dialed, *awaited})
         if listener is not None:
             self._listen(listener, credentials, frozenset(awaited), local)
-        context = client_context(credentials)
+        context = client_context(credentials, self._clock)
         for rank, address in dialed.items():
             self._dial(Dialer(self.me, rank, address, context, deadline, self._clock, self._closing, local))
-        keeper = Keeper(lambda: self._links, self.timeouts.silent, self._lose, self._closing)
+        keeper = Keeper(lambda: self._links, self.timeouts, self._lose, self._closing)
         self._spawn("keeper", keeper.run)
         self._await({*dialed, *awaited}, deadline)
 
     def _listen(
         self, listener: Listener, credentials: Credentials, awaited: frozenset[int], local: LocalMeeting | None
     ) -> None:
-        context = server_context(credentials)
+        context = server_context(credentials, self._clock)
         self._acceptor = Acceptor(listener, context, self.me, awaited, self.timeouts, self._clock, self._lanes, local)
         self._acceptor.start()
 

@@ -15,8 +15,8 @@ BURST_SECONDS = 0.1
 """Of idle time that may be caught up with."""
 _LONGEST_PIECE = 1 << 16
 _SHORTEST_PIECE = 1 << 9
-_PIECE_SECONDS = 0.25
-"""A piece takes at most so long, so that a peer hears of us often enough whatever the cap is."""
+_PIECE_SECONDS = 0.05
+"""A piece takes at most so long: with twenty peers at once, each of them hears of us every second."""
 _ENOUGH = 1e-6
 """Seconds that are not worth a sleep."""
 _NAP = 0.1
@@ -54,14 +54,15 @@ class RateLimit:
 
     def spend(self, count: int) -> None:
         """Book `count` bytes and wait until it is their time."""
-        due = self._book(count)
+        due = self.book(count)
         while due is not None and self._rate is not None:
             left = due - self._clock.monotonic()
             if left <= _ENOUGH:
                 return
             self._clock.sleep(min(left, _NAP))
 
-    def _book(self, count: int) -> float | None:
+    def book(self, count: int) -> float | None:
+        """Enter `count` bytes; the monotonic time at which they have been paid for, None without a cap."""
         with self._lock:
             if self._rate is None:
                 return None

@@ -83,13 +83,17 @@ class Message(NamedTuple):
 class Timeouts:
     """Seconds.
 
-    `connect`: until all peers are connected. `silent`: how long a peer may say nothing at all before it counts as
-    lost; every side sends keep-alives three times as often. `handshake`: how long a stranger may take to prove who
-    it is. `goodbye`: how long `close` waits for queued messages to leave.
+    `connect`: until all peers are connected. `silent`: how long a rank may say nothing at all before it counts as lost;
+    every side sends keep-alives three times as often. `driver_silent`: the same of the driver, whose process runs the
+    user's own code, which may hold the interpreter for as long as it likes. `stuck`: how long a peer may talk but take
+    nothing of what is sent to it: it may be too busy to read, or the network is broken one way. `handshake`: how long a
+    stranger may take to prove who it is. `goodbye`: how long `close` waits for queued messages to leave.
     """
 
     connect: float = 30.0
-    silent: float = 10.0
+    silent: float = 3.0
+    driver_silent: float = 30.0
+    stuck: float = 120.0
     handshake: float = 10.0
     goodbye: float = 2.0
 

@@ -49,19 +49,22 @@ class WireWriter:
         self.messages_sent = 0
 
     def signal(self, kind: FrameKind, text: bytes = b"", tag: Tag = NO_TAG) -> None:
-        """A frame that is about the connection itself."""
-        self._write(encode_prefix(kind, self._epoch, tag, len(text), 0) + text)
+        """A frame that is about the connection itself: it is booked under the cap, and does not wait for it."""
+        data = encode_prefix(kind, self._epoch, tag, len(text), 0) + text
+        if self._limit is not None:
+            self._limit.book(len(data))
+        self._write(data, None)
 
     def data(self, prefix_and_header: bytes, buffers: Sequence[memoryview]) -> None:
         size = len(prefix_and_header) + sum(len(buffer) for buffer in buffers)
         if size < _JOIN_BELOW:
-            self._write(b"".join((prefix_and_header, *buffers)))
+            self._write(b"".join((prefix_and_header, *buffers)), self._limit)
         elif self._gather is not None and not (self._limit is not None and self._limit.active):
             self._write_all(self._gather, [memoryview(prefix_and_header), *buffers])
         else:
-            self._write(prefix_and_header)
+            self._write(prefix_and_header, self._limit)
             for buffer in buffers:
-                self._write(buffer)
+                self._write(buffer, self._limit)
         self.messages_sent += 1
 
     def _write_all(self, gather: Callable[[Sequence[Buffer]], int], parts: list[memoryview]) -> None:
@@ -74,8 +77,8 @@ class WireWriter:
             if count:
                 parts[0] = parts[0][count:]
 
-    def _write(self, data: Buffer) -> None:
-        view, limit = memoryview(data), self._limit
+    def _write(self, data: Buffer, limit: RateLimit | None) -> None:
+        view = memoryview(data)
         while view:
             if limit is not None and limit.active:
                 piece = view[: limit.piece(len(view))]
@@ -127,6 +130,7 @@ class WireReader:
 
     __slots__ = (
         "_ahead", "_epoch", "_limit", "_limits", "_room", "_rooms", "_tls", "bytes_received", "messages_received",
+        "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -147,6 +151,8 @@ class WireReader:
         self._rooms = Rooms()
         self.bytes_received = 0
         self.messages_received = 0
+        self.waiting = False
+        """Nothing is read because the cap is used up."""
 
     def frame(self, limits: FrameLimits | None = None) -> tuple[Prefix, bytes, Buffer]:
         """The next frame, whole.
@@ -195,7 +201,9 @@ class WireReader:
             raise WireClosedError("the connection was closed without a goodbye")
         self.bytes_received += count
         if self._limit is not None and self._limit.active:
+            self.waiting = True
             self._limit.spend(count)  # what is not read fills the window, and the peer stops sending
+            self.waiting = False
         return count
 
 
