@@ -18,20 +18,34 @@ def test_alone() -> None:
 
 
 def test_each_place_has_its_own_scale() -> None:
-    sums = WorldSums(loss=1.0, weights=(4.0, 2.0), norms=(1.0, 5.0), place=1)
+    sums = WorldSums(losses=(4.0, 2.0), weights=(4.0, 2.0), norms=(1.0, 5.0), place=1)
     assert (sums.weight, sums.grad_norm) == (6.0, 3.0)
     assert sums.scale(2.5) == pytest.approx(0.5 / 2, rel=1e-5)
 
 
 def test_a_place_without_elements_has_sums_of_zero() -> None:
-    sums = WorldSums(loss=1.0, weights=(4.0, 0.0), norms=(1.0, math.nan), place=1)
+    sums = WorldSums(losses=(4.0, 0.0), weights=(4.0, 0.0), norms=(1.0, math.nan), place=1)
     assert sums.scale(None) == 1.0
     assert sums.grad_norm == 1.0
 
 
-@pytest.mark.parametrize("norms", [(math.nan, 1.0), (math.inf, 1.0)])
-def test_one_place_that_has_no_number_is_none_of_all(norms: tuple[float, float]) -> None:
-    assert math.isnan(WorldSums(loss=1.0, weights=(1.0, 1.0), norms=norms, place=0).grad_norm)
+@pytest.mark.parametrize(
+    ("losses", "norms"),
+    [((1.0, 4.0), (math.nan, 3.0)), ((1.0, 4.0), (math.inf, 3.0)), ((math.nan, 4.0), (1.0, 3.0))],
+)
+def test_a_place_that_has_no_number_is_left_out(losses: tuple[float, float], norms: tuple[float, float]) -> None:
+    here, there = (WorldSums(losses=losses, weights=(1.0, 2.0), norms=norms, place=place) for place in (0, 1))
+    assert here.dropped == there.dropped == (0,)
+    assert (here.loss, here.weight, here.grad_norm) == (2.0, 2.0, 3.0)
+    assert math.isnan(here.scale(None))
+    assert there.scale(None) == 0.5
+
+
+@pytest.mark.parametrize("places", [1, 2])
+def test_without_any_number_nothing_is_left_out(places: int) -> None:
+    sums = WorldSums(losses=(1.0,) * places, weights=(1.0,) * places, norms=(math.inf,) * places, place=0)
+    assert sums.dropped == ()
+    assert math.isnan(sums.grad_norm)
 
 
 def test_no_elements_at_all() -> None:

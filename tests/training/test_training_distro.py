@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+import mesh_models
 import pytest
 import torch
 from thread_mesh import thread_session
@@ -148,42 +149,76 @@ def test_uneven_replicas_take_the_mean_over_their_own_rows() -> None:
     assert worst(state, reference) <= 1e-5
 
 
-def test_a_checkpoint_goes_on_with_more_replicas(tmp_path: Path) -> None:
-    """Residual and second moment are of one replica, which stands for all: they see like data."""
-    data = batches(1, rows=12) * 24
-    with thread_session(2) as session:
-        trainer = Trainer(
-            model_for(FLAT), parallel=FLAT, loss=squared, session=session, sync="distro", sync_options=SPARSE, lr=0.02,
-            checkpoint=tmp_path,
-        )  # fmt: skip
-        before = trainer.fit(data[:12]).losses
-        trainer.close()
-    parallel = ParallelConfig(data_parallel=3)
-    with thread_session(3) as session:
-        trainer = Trainer(
-            model_for(parallel), parallel=parallel, loss=squared, session=session, sync="distro", sync_options=SPARSE,
-            lr=0.02, checkpoint=tmp_path,
-        )  # fmt: skip
-        after = trainer.fit(data[:12], epochs=2, resume=True).losses
-        state = session.connections[-1].engines[1].optimizer_state()
-        trainer.close()
-    assert len(after) == 12
-    assert after[0] < before[-1] * 1.05
-    assert max(after) < 0.2 * before[0]
-    assert {"exp_avg_sq", "residual", "step"} <= {field for fields in state.values() for field in fields}
-
-
 def test_three_replicas_learn() -> None:
     data = batches(1, rows=12) * 40
     _, history, _ = fit(ParallelConfig(data_parallel=3), data)
     assert history.losses[-1] < 0.5 * history.losses[0]
 
 
-def test_a_number_that_is_none_stops_the_run() -> None:
+@pytest.mark.parametrize("parallel", [FLAT, PIPED], ids=["flat", "piped"])
+@pytest.mark.parametrize("sync", ["distro", "diloco"])
+def test_a_replica_without_a_number_is_left_out_and_named(
+    sync: str, parallel: ParallelConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two of its ranks hold parts of the model; both have nothing to send."""
     x, y = batches(1)[0]
-    x[5, 0] = math.inf
+    bad = x.clone()
+    bad[5, 0] = math.inf
+    options = {"sync": sync, "sync_options": {"every": 1} if sync == "diloco" else SPARSE}
+    state, history, _ = fit(parallel, [(x, y), (bad, y), (x, y)], **options)
+    assert [step.dropped for step in history.steps] == [(), (1,), ()]
+    assert "step 2 is without replica 1 (rank" in caplog.text
+    assert history.steps[1].tokens == 4 * 4
+    assert all(torch.isfinite(value).all() for value in state.values())
+    assert history.losses[2] < history.losses[0]
+
+
+def test_numbers_that_nobody_has_stop_the_run() -> None:
+    x, y = batches(1)[0]
+    x = x * math.inf
     with pytest.raises(Exception, match="gradient norm nan; no rank has applied the update"):
-        fit(ParallelConfig(data_parallel=2), [*batches(1), (x, y)])
+        fit(FLAT, [*batches(1), (x, y)])
+
+
+def test_what_replicas_send_each_other_is_counted_on_the_sockets() -> None:
+    """The same model in both ways: a ring sends what a ring sends, the sparse one a part of it."""
+    elements = sum(p.numel() for p in Net().parameters())
+    found = {}
+    for sync, options in (("allreduce", None), ("distro", SPARSE), ("diloco", {"every": 4})):
+        _, history, _ = fit(FLAT, batches(3), sync=sync, sync_options=options)
+        found[sync] = [step.replicas for step in history.steps[:2]]
+    for sync, (first, second) in found.items():
+        assert first is not None, sync
+        assert second is not None, sync
+        assert (second.dense, second.ring) == (4 * elements, 4 * elements)
+        assert min(second.up, second.down) > 0
+    ring, sparse, local = (found[sync][1] for sync in ("allreduce", "distro", "diloco"))
+    assert 1.0 <= ring.up / ring.ring <= 1.3
+    assert sparse.up < 0.2 * ring.up
+    assert sparse.reduction > 4
+    assert local.up < 0.1 * ring.up  # between two exchanges: the sums of the step
+    _, history, _ = fit(ParallelConfig(), batches(1))
+    assert history.steps[0].replicas is None
+
+
+def test_parts_of_a_sequence_are_summed_before_anything_is_chosen() -> None:
+    results = []
+    for context in (1, 2):
+        parallel = ParallelConfig(data_parallel=2, context_parallel=context)
+        with thread_session(parallel.world_size) as session:
+            trainer = Trainer(
+                DistributedModel(copy.deepcopy(mesh_models.Decoder())),
+                parallel=parallel, session=session, sync="distro", sync_options=SPARSE, lr=0.01, clip_norm=0.5,
+                optimizer_options={"eps": EPS},
+            )  # fmt: skip
+            history = trainer.fit(mesh_models.texts(4))
+            results.append((history, trainer.state_dict()))
+            assert trainer.check_parity(mesh_models.texts(1)[0]).max_relative_difference <= 1e-5
+            trainer.close()
+    (one, weights), (two, others) = results
+    assert two.losses == pytest.approx(one.losses, rel=1e-4)
+    assert [s.grad_norm for s in two.steps] == pytest.approx([s.grad_norm for s in one.steps], rel=1e-4)
+    assert max(float((weights[name] - others[name]).abs().max()) for name in weights) <= 1e-4
 
 
 @pytest.mark.parametrize(
@@ -195,11 +230,11 @@ def test_a_number_that_is_none_stops_the_run() -> None:
         ({"sync_options": {"decay": 0.9}}, ConfigError, "'decay'"),
         ({"sync_options": {"k": True}}, ConfigError, "whole number"),
         ({"sync": "allreduce", "sync_options": {"k": 8}}, ConfigError, "takes none"),
-        (
-            {"parallel": ParallelConfig(context_parallel=2)},
-            UnsupportedOptionError,
-            "context_parallel=2",
-        ),
+        ({"sync": "diloco", "sync_options": {"every": 0}}, ConfigError, "at least 1"),
+        ({"sync": "diloco", "sync_options": {"k": 8}}, ConfigError, "takes every, outer_lr, outer_momentum, average"),
+        ({"sync": "diloco", "sync_options": {"average": "median"}}, ConfigError, "'mean' or 'trimmed' or 'centred'"),
+        ({"sync": "sparseloco", "sync_options": {"outer_lr": -1.0}}, ConfigError, "a positive number"),
+        ({"sync_options": {"clip_messages": 0.5}}, ConfigError, "at least 1, or None"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_a_job(options: dict[str, Any], kind: type[Exception], words: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -13,6 +14,7 @@ from distensor.core import ParallelConfig
 from distensor.core.errors import WorkerFailedError
 from distensor.nn import DistributedModel
 from distensor.optim import OptimizerSpec
+from distensor.optim.sparse_spec import SparseRule, SparseSpec
 from distensor.program import capture
 from distensor.training.checkpoint_manifest import Group
 from distensor.training.job_snapshot import JobSnapshot, copy_seconds, wanted_of, wholes_of
@@ -68,8 +70,28 @@ def replies(*metas: dict[str, Any]) -> list[Reply]:
 
 def test_of_equal_replicas_one_copies_and_of_cut_weights_each() -> None:
     keys = ["0/layer.weight", "0/layer.bias", "0/shift"]
-    assert {rank: sorted(names) for rank, names in wanted_of(PIECES["allreduce"]).items()} == {0: sorted(keys)}
-    assert sorted(wanted_of(PIECES["zero3"])) == [0, 1]
+    found = wanted_of(PIECES["allreduce"], ADAMW)
+    assert {rank: sorted(names) for rank, names in found.items()} == {0: sorted(keys)}
+    assert sorted(wanted_of(PIECES["zero3"], ADAMW)) == [0, 1]
+
+
+def test_replicas_that_keep_their_gradients_copy_what_is_their_own() -> None:
+    """The second one keeps no copy of what is the first's too: frozen weights and buffers, and all weights."""
+    sparse = replace(ADAMW, sparse=SparseSpec(rule=SparseRule.DISTRO))
+    wanted = wanted_of(PIECES["allreduce"], sparse)
+    assert sorted(wanted[1]) == ["0/layer.bias", "0/layer.weight"]
+    assert set(wanted[1]) < set(wanted[0])
+    fields = {key: ["exp_avg_sq", "residual", "step"] for key in wanted[1]}
+    told = [{**WHOLE, "fields": fields}, {"elements": {}, "fields": fields, "copy_seconds": 0.5}]
+    found = wholes_of(PIECES["allreduce"], sparse, ["layer.weight", "shift"], replies(*told))[Group.OPTIMIZER]
+    assert sorted(found) == sorted(
+        f"layer.weight/{field}{replica}" for field in ("exp_avg_sq", "residual", "step") for replica in ("", ".1")
+    )
+    assert found["layer.weight/residual"].ranks == {0}
+    assert found["layer.weight/residual.1"].ranks == {1}
+    told[1]["fields"] = {"0/layer.weight": ["momentum"]}
+    with pytest.raises(WorkerFailedError, match=r"rank 1 .* has 'momentum'"):
+        wholes_of(PIECES["allreduce"], sparse, ["layer.weight"], replies(*told))
 
 
 class Reader:

@@ -60,8 +60,6 @@ def test_good_options_are_taken() -> None:
 @pytest.mark.parametrize(
     ("keyword", "value"),
     [
-        ("sync", "diloco"),
-        ("sync", "sparseloco"),
         ("precision", "fp16"),
         ("backend", "gloo"),
         ("backend", "nccl"),

@@ -18,6 +18,7 @@ from distensor.core.warm_up import RankFigures
 from distensor.training.replies import (
     LinkBytes,
     LossReply,
+    Noticed,
     Reply,
     agreed,
     check_tensors,
@@ -128,6 +129,30 @@ def test_no_answer_crashes_the_trainer(key: str, value: Any) -> None:
         return
     assert math.isfinite(answer.weight)
     assert not answer.committed or math.isfinite(answer.loss)
+
+
+def test_what_was_noticed_of_replicas_is_read() -> None:
+    found = {"dropped": [1], "clipped": [], "copies": [[0, 1]]}
+    assert read_step(reply({**GOOD, "noticed": found}), RANKS).noticed == Noticed(dropped=(1,), copies=((0, 1),))
+    assert read_step(reply(GOOD), RANKS).noticed == Noticed()
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        3,
+        {},
+        {"dropped": [2], "clipped": [], "copies": []},
+        {"dropped": [True], "clipped": [], "copies": []},
+        {"dropped": [], "clipped": ["0"], "copies": []},
+        {"dropped": [], "clipped": [], "copies": [[0]]},
+        {"dropped": [], "clipped": [], "copies": [0]},
+        {"dropped": [0] * 9, "clipped": [], "copies": []},
+    ],
+)
+def test_replicas_that_are_none_name_the_worker(found: Any) -> None:
+    with pytest.raises(WorkerFailedError, match=r"'bolt' answered noticed="):
+        read_step(reply({**GOOD, "noticed": found}), RANKS)
 
 
 def test_a_loss_is_read() -> None:

@@ -86,6 +86,7 @@ class ThreadConnection:
         self._runtimes = [self._runtime(assignment) for assignment in assignments]
         for rank, runtime in enumerate(self._runtimes):
             runtime._snapshots = servers[rank]
+            runtime._progress.watch(planes[rank])
         self.snapshots = reader
 
     @property

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
 from distensor.core import Clock, RankLayout
 from distensor.core.errors import ConfigError, ProgramRejectedError
@@ -26,6 +27,7 @@ from distensor.node.norm_shares import norm_share
 from distensor.node.orders import AS_SCHEDULED, Pace
 from distensor.node.pacing import rank_figures
 from distensor.node.pipeline import PipelineExecutor, Totals
+from distensor.node.step_report import Noticed, StepReport, Update
 from distensor.node.tied import sum_tied_gradients
 from distensor.node.world_sums import WorldSums, sum_over_world
 from distensor.optim.clipping import partial_norm
@@ -33,7 +35,9 @@ from distensor.optim.distro.exchange import GroupExchange
 from distensor.optim.sharing import part_state, whole_state
 from distensor.optim.updater import Updater, name_of
 from distensor.program import Limits, StageProgram, StageRunner
-from distensor.sync import Held, ReplicatedWeights, ShardedWeights, Sync, WeightStore, keyed
+from distensor.sync import ReplicatedWeights, ShardedWeights, Sync, WeightStore, keyed
+
+__all__ = ["ShardEngine", "StepReport"]
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,33 +48,6 @@ if TYPE_CHECKING:
     from distensor.node.pacer import Pacer
     from distensor.optim.updater import State
     from distensor.transport import DataPlane
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepReport:
-    """What one rank can say of a step."""
-
-    loss: float
-    weight: float
-    grad_norm: float
-    compute_seconds: float
-    sync_seconds: float
-    wait_seconds: float
-    committed: bool
-    held: Held
-    optimizer_bytes: int
-    scale: float
-    """What makes of this rank's sums of gradients what its optimizer gets."""
-    figures: RankFigures | None = None
-    """Of the pipeline, where they were to be measured."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Update:
-    """What a step has decided: the learning rate, and by what the sums of the gradients are multiplied."""
-
-    lr: float
-    scale: float
 
 
 class ShardEngine:
@@ -102,7 +79,7 @@ class ShardEngine:
         self._runners: dict[int, StageRunner] = {}
         self._loaded = False
         self._store: WeightStore | None = None
-        self._owed: _Update | None = None
+        self._owed: Update | None = None
         self._groups = torch_groups(self._layout, assignment.rank, clock) if groups is None else groups
 
     @property
@@ -192,6 +169,13 @@ class ShardEngine:
         self.settle()
         return self._store
 
+    @property
+    def _settled(self) -> WeightStore:
+        """`_weights` once no exchange of replicas is on its way; all ranks ask for it together."""
+        weights = self._weights
+        self._updater.settle()
+        return weights
+
     def require_load(self) -> None:
         """Raise ProgramRejectedError unless programs are loaded."""
         if not self._loaded:
@@ -208,9 +192,7 @@ class ShardEngine:
         self, plan: JobPlan, programs: Mapping[int, bytes], weights: dict[int, dict[str, Tensor]]
     ) -> WeightStore:
         """Where weights are cut, each stage is before the next one is built."""
-        group, self._runners = self._groups.gradients, {}
-        if plan.optimizer.sparse is not None:
-            group = None  # each replica keeps its own gradients; what travels are the updater's messages
+        group, self._runners = self._summing(plan), {}
         tied = {f"{stage}/{name}" for weight in plan.tied for stage, name in weight.holders}
         cut = ShardedWeights({}, group, alone=tied) if plan.sync is Sync.ZERO3 and group is not None else None
         for stage in sorted(programs):
@@ -219,6 +201,10 @@ class ShardEngine:
             if cut is not None:
                 cut.add(stage, runner.parameters)
         return cut or ReplicatedWeights({stage: runner.parameters for stage, runner in self._runners.items()}, group)
+
+    def _summing(self, plan: JobPlan) -> dist.ProcessGroup | None:
+        """Over which ranks gradients are summed: not over replicas that keep their own and exchange updates."""
+        return self._groups.gradients if plan.optimizer.sparse is None else self._groups.context
 
     def _make_runner(self, plan: JobPlan, text: bytes, weights: Mapping[str, Tensor]) -> StageRunner:
         limits = Limits() if self._memory_limit is None else Limits(max_bytes=self._memory_limit)
@@ -239,8 +225,10 @@ class ShardEngine:
         lr: float,
         pace: Pace = AS_SCHEDULED,
         number: int = 0,
+        last: int | None = None,
     ) -> StepReport:
-        """Optimizer step `number` over this replica's micro-batches. All ranks apply the update, or none does.
+        """Optimizer step `number` over this replica's micro-batches. All ranks apply the update, or none does. `last`
+        is the number of the run's last step, where it is known.
 
         The update itself is owed from then on: `settle` carries it out, and so does whatever looks at the weights. Only
         the first one is carried out here, since it alone needs memory that may not be there, and those of replicas that
@@ -249,17 +237,22 @@ class ShardEngine:
         report = self._gradients(sequence, batches, number, pace)
         if not (report.weight > 0 and math.isfinite(report.loss) and math.isfinite(report.grad_norm)):
             return report
-        self._owed = _Update(lr=lr, scale=report.scale)
-        if self._optimizer_bytes is None or self._plan.optimizer.sparse is not None:
+        sparse = self._plan.optimizer.sparse
+        exchange = sparse is None or sparse.exchanges(number, last)
+        self._owed = update = Update(lr=lr, scale=report.scale, exchange=exchange)
+        if self._optimizer_bytes is None or sparse is not None:
             self.settle()
             self._optimizer_bytes = self._optimizer_bytes or self._updater.bytes
-        return replace(report, committed=True, optimizer_bytes=self._optimizer_bytes or 0)
+        noticed = report.noticed
+        if noticed is not None and update.exchange:
+            noticed = replace(noticed, exchanged=self._updater.exchanged or noticed.exchanged)
+        return replace(report, committed=True, optimizer_bytes=self._optimizer_bytes or 0, noticed=noticed)
 
     def settle(self) -> None:
         """Carry out the update that the last step decided on, unless that has been done."""
         owed, self._owed = self._owed, None
         if owed is not None:
-            self._updater.step(owed.lr, owed.scale)
+            self._updater.step(owed.lr, owed.scale, exchange=owed.exchange)
 
     def gradients(
         self, sequence: int, batches: Sequence[Mapping[str, Tensor]], wanted: Sequence[str], number: int = 0
@@ -271,45 +264,53 @@ class ShardEngine:
         Raises:
             ProgramRejectedError: a parameter that is not here or not trained.
         """
-        trained = {key: p for key, p in self._weights.updated.items() if p.requires_grad}
+        trained = {key: p for key, p in self._settled.updated.items() if p.requires_grad}
         _chosen(trained, wanted)
-        report = self._gradients(sequence, batches, number)
+        with self._updater.at_common():
+            report = self._gradients(sequence, batches, number)
         divisor = report.weight if report.weight > 0 else 1.0
         parts = {key: torch.zeros_like(p) if p.grad is None else p.grad for key, p in trained.items()}
-        if self._plan.optimizer.sparse is not None and self._groups.gradients is not None:
+        if self._plan.optimizer.sparse is not None and self._groups.replicas is not None:
             for key in sorted(parts):
-                self._groups.gradients.allreduce([parts[key]]).wait()
+                self._groups.replicas.allreduce([parts[key]]).wait()
         whole = _chosen(self._weights.whole(parts), wanted)
         return report, {key: gradient / divisor for key, gradient in whole.items()}
 
     def evaluate(self, sequence: int, batches: Sequence[Mapping[str, Tensor]]) -> tuple[float, float]:
         """(mean loss, weight) of the whole batch, without gradients and without dropout."""
-        actions = self._actions(self._weights.agree(len(batches)))
+        actions = self._actions(self._settled.agree(len(batches)))
         actions = tuple(action for action in actions if action.phase is Phase.FORWARD)
-        totals = self._executor.run(sequence, actions, batches, training=False)
+        with self._updater.at_common():
+            totals = self._executor.run(sequence, actions, batches, training=False)
         sums = self._over_world(totals)
         return sums.loss, sums.weight
 
     def state(self, wanted: Sequence[str] | None = None) -> dict[str, Tensor]:
-        """Parameters and buffers by "stage/name": the `wanted` ones, by default all.
+        """Parameters and buffers by "stage/name": the `wanted` ones, by default all; what all replicas have in common.
 
         Raises:
             ProgramRejectedError: one that is not here.
         """
-        whole = self._weights.whole(self._weights.updated)
+        weights = self._settled
+        whole = weights.whole({**weights.updated, **self._updater.common()})
         named = {key: tensor.detach() for key, tensor in (whole | self._buffers()).items()}
         return named if wanted is None else _chosen(named, wanted)
 
     def kept(self, wanted: Sequence[str]) -> tuple[dict[str, Tensor], State]:
         """What this rank itself keeps of the `wanted` weights, and of the optimizer's state of each: flat parts where
-        the weights are cut. No other rank takes part.
+        the weights are cut. Of replicas that keep their own gradients, each but the first has only what is its own.
 
         Raises:
             ProgramRejectedError: a weight that is not here.
         """
-        named = {key: tensor.detach() for key, tensor in ({**self._weights.updated} | self._buffers()).items()}
-        chosen = _chosen(named, wanted)
-        return chosen, {key: fields for key, fields in self._updater.state().items() if key in chosen}
+        held = {**self._settled.updated, **self._updater.common(), **self._buffers()}
+        chosen = _chosen({key: tensor.detach() for key, tensor in held.items()}, wanted)
+        state = {key: fields for key, fields in self._updater.state().items() if key in chosen}
+        sparse = self._plan.optimizer.sparse
+        if sparse is None or self._place.dp == 0:
+            return chosen, state
+        own = {key: {name: fields[name] for name in fields.keys() & sparse.own_fields} for key, fields in state.items()}
+        return {}, own
 
     def replace(self, tensors: Mapping[str, Tensor]) -> None:
         """Overwrite parameters and buffers by "stage/name". Raises ProgramRejectedError for a name or shape of none."""
@@ -324,7 +325,7 @@ class ShardEngine:
             if key in buffers:
                 target.copy_(tensor)
             else:
-                self._weights.updated[key].detach().copy_(self._weights.part(key, tensor))
+                self._settled.updated[key].detach().copy_(self._weights.part(key, tensor))
         self._updater.refresh(tensors.keys())
 
     def _buffers(self) -> dict[str, Tensor]:
@@ -336,7 +337,7 @@ class ShardEngine:
         Raises:
             ProgramRejectedError: one that is not here, or no average is kept.
         """
-        weights = self._weights  # first: it settles, and the averages follow the weights
+        weights = self._settled  # first: it settles, and the averages follow the weights
         return _chosen(weights.whole(self._updater.averages()), wanted)
 
     @property
@@ -346,12 +347,12 @@ class ShardEngine:
 
     def optimizer_state(self) -> State:
         """By "stage/name" of each trainable parameter: what else the next steps depend on, by field."""
-        weights = self._weights  # first: it settles what the state is of
+        weights = self._settled  # first: it settles what the state is of
         return whole_state(self._updater.state(), weights)
 
     def load_optimizer_state(self, state: State) -> None:
         """Go on from what `optimizer_state` returned. Raises ProgramRejectedError for a state that does not fit."""
-        weights = self._weights  # first: what is owed is not to be added to the new state
+        weights = self._settled  # first: what is owed is not to be added to the new state
         try:
             self._updater.load_state(part_state(state, weights, self._updater))
         except ConfigError as error:
@@ -396,6 +397,7 @@ class ShardEngine:
             held=self._weights.held,
             optimizer_bytes=self._optimizer_bytes or 0,
             figures=self._measure(sequence, totals, len(batches)) if pace.measure else None,
+            noticed=None if self._plan.optimizer.sparse is None else Noticed(dropped=sums.dropped),
         )
 
     def _measure(self, sequence: int, totals: Totals, micro_batches: int) -> RankFigures | None:
@@ -440,19 +442,15 @@ class ShardEngine:
             for key, parameter in updated.items()
             if parameter.requires_grad and key not in copies and (whole or name_of(key) in plan.sharded)
         }
-        group = self._groups.gradients
-        if group is None or self._weights.cut or plan.optimizer.sparse is not None:
+        group = self._summing(plan)
+        if group is None or self._weights.cut:
             return frozenset(counted)
         return norm_share(counted, member=group.rank(), members=group.size())
 
     def _replicas(self, plan: JobPlan) -> GroupExchange | None:
         """The way to the other replicas, where updates travel instead of gradients."""
-        group = self._groups.gradients
-        if plan.optimizer.sparse is None or group is None:
-            return None
-        if self._layout.config.context_parallel > 1:
-            raise ProgramRejectedError("sparse updates with context_parallel > 1: its gradients must be summed")
-        return GroupExchange(group, torch.device("cpu"))
+        group = self._groups.replicas
+        return None if plan.optimizer.sparse is None or group is None else GroupExchange(group, torch.device("cpu"))
 
     def _over_world(self, totals: Totals, own_norm: float = 0.0) -> WorldSums:
         """The sums of all ranks; the same on each, to the bit.

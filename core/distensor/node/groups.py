@@ -24,10 +24,15 @@ PROGRAM_AXES = (Axis.TP, Axis.CP)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeshGroups:
-    """None, or absent, where the rank would be alone."""
+    """None, or absent, where the rank would be alone.
+
+    gradients: of dp and cp. replicas: of dp alone, and context: of cp alone, for replicas that keep their gradients.
+    """
 
     world: dist.ProcessGroup | None = None
     gradients: dist.ProcessGroup | None = None
+    replicas: dist.ProcessGroup | None = None
+    context: dist.ProcessGroup | None = None
     axes: Mapping[Axis, ProcessGroupAxis] = field(default_factory=dict)
 
     @property
@@ -39,11 +44,26 @@ class MeshGroups:
 def make_groups(layout: RankLayout, rank: int, new_group: NewGroup, clock: Clock = SYSTEM_CLOCK) -> MeshGroups:
     """All groups of `rank`; the order in which they are made is the same on every rank."""
     axes = {axis: _own(layout, rank, new_group, axis) for axis in PROGRAM_AXES}
+    gradients = _own(layout, rank, new_group, *GRADIENT_AXES)
+    # Beside the programs' own group of cp, since gradients are summed while programs talk.
+    replicas, context = (_part(layout, rank, new_group, axis, gradients) for axis in GRADIENT_AXES)
     return MeshGroups(
-        gradients=_own(layout, rank, new_group, *GRADIENT_AXES),
+        gradients=gradients,
+        replicas=replicas,
+        context=context,
         axes={axis: ProcessGroupAxis(group, clock) for axis, group in axes.items() if group is not None},
         world=_own(layout, rank, new_group, *Axis),
     )
+
+
+def _part(
+    layout: RankLayout, rank: int, new_group: NewGroup, axis: Axis, gradients: dist.ProcessGroup | None
+) -> dist.ProcessGroup | None:
+    """The group of one gradient axis: that of both where the other one has one rank."""
+    sizes = {other: len(layout.group_of(rank, other)) for other in GRADIENT_AXES}
+    if sizes[axis] == 1:
+        return None
+    return gradients if min(sizes.values()) == 1 else _own(layout, rank, new_group, axis)
 
 
 def torch_groups(layout: RankLayout, rank: int, clock: Clock) -> MeshGroups:

@@ -277,7 +277,7 @@ class WorkerRuntime:
         from distensor.node.orders import parse_step, split_batches
 
         order, batches = parse_step(meta), split_batches(meta, tensors)
-        report = engine.step(sequence, batches, order.lr, order.pace, order.step)
+        report = engine.step(sequence, batches, order.lr, order.pace, order.step, order.total_steps)
         if report.committed:
             self._after_reply = lambda: self._settle(engine, order, report, len(batches))
         figures = None if report.figures is None else asdict(report.figures)
@@ -321,6 +321,7 @@ def _report(report: StepReport) -> dict[str, Any]:
         "sync_seconds": report.sync_seconds,
         "wait_seconds": report.wait_seconds,
         "committed": report.committed,
+        "noticed": None if report.noticed is None else report.noticed.to_json(),
         "memory": {
             "weights": report.held.weights,
             "optimizer": report.optimizer_bytes,

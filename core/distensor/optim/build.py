@@ -113,19 +113,29 @@ def _classes() -> Mapping[str, Callable[..., Optimizer]]:
 def _sparse(
     sparse: SparseSpec, groups: list[dict[str, Any]], lr: float, options: Mapping[str, Any], exchange: Exchange | None
 ) -> Optimizer:
-    from distensor.optim.distro import DeMo, DisTrOAdamW
+    from distensor.optim.distro import DeMo, DiLoCo, DisTrOAdamW, SparseLoCo
     from distensor.optim.distro.exchange import Alone
 
-    shared: dict[str, Any] = {
-        "k": sparse.k,
-        "chunk": sparse.chunk,
-        "value_bits": sparse.value_bits,
-        "exchange": exchange or Alone(),
-    }
-    if sparse.rule is SparseRule.DISTRO:
-        return DisTrOAdamW(groups, lr=lr, **options, **shared)
-    # Of AdamW's options DeMo has the weight decay; there is no second moment that the others would shape.
-    return DeMo(groups, lr=lr, decay=sparse.decay, weight_decay=options.get("weight_decay", 1e-2), **shared)
+    where: dict[str, Any] = {"exchange": exchange or Alone()}
+    entries = {"k": sparse.k, "chunk": sparse.chunk, "value_bits": sparse.value_bits}
+    shared: dict[str, Any] = {**where, **entries, "clip_messages": sparse.clip_messages}
+    match sparse.rule:
+        case SparseRule.DISTRO:
+            return DisTrOAdamW(groups, lr=lr, delay=sparse.delay, **options, **shared)
+        case SparseRule.DEMO:
+            # Of AdamW's options DeMo has the weight decay; no second moment is there that the others would shape.
+            decay = options.get("weight_decay", 1e-2)
+            return DeMo(groups, lr=lr, decay=sparse.decay, weight_decay=decay, delay=sparse.delay, **shared)
+        case SparseRule.DILOCO:
+            outer: dict[str, Any] = {
+                "outer_lr": sparse.outer_lr,
+                "outer_momentum": sparse.outer_momentum,
+                "average": sparse.average,
+            }
+            return DiLoCo(groups, lr=lr, every=sparse.every, **options, **outer, **where)
+        case SparseRule.SPARSELOCO:
+            own: dict[str, Any] = {"every": sparse.every, "outer_lr": sparse.outer_lr, "feedback": sparse.feedback}
+            return SparseLoCo(groups, lr=lr, **options, **own, **shared)
 
 
 def _match(patterns: object, names: Iterable[str]) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any
@@ -12,15 +13,60 @@ from distensor.core.update_bytes import CHUNK, check_share
 
 
 class SparseRule(StrEnum):
-    """How the largest entries are chosen and applied; the words are those of the Trainer's `sync`."""
+    """What is exchanged and how it is applied; the words are those of the Trainer's `sync`."""
 
     DISTRO = "distro"
     DEMO = "demo"
+    DILOCO = "diloco"
+    SPARSELOCO = "sparseloco"
+
+    @property
+    def local(self) -> bool:
+        """Whether replicas take several steps of their own between two exchanges."""
+        return self in (SparseRule.DILOCO, SparseRule.SPARSELOCO)
+
+
+class Average(StrEnum):
+    """How dense changes of several replicas become one."""
+
+    MEAN = "mean"
+    TRIMMED = "trimmed"
+    CENTRED = "centred"
+
+
+_SHARE: Mapping[str, Any] = {"k": 32, "chunk": CHUNK, "value_bits": 1, "clip_messages": 4.0}
+_DEFAULTS: Mapping[SparseRule, Mapping[str, Any]] = {
+    SparseRule.DISTRO: {**_SHARE, "delay": False},
+    SparseRule.DEMO: {**_SHARE, "delay": False, "decay": 0.999},
+    SparseRule.DILOCO: {"every": 50, "outer_lr": 0.7, "outer_momentum": 0.9, "average": Average.MEAN},
+    SparseRule.SPARSELOCO: {**_SHARE, "k": 64, "value_bits": 2, "every": 30, "outer_lr": 1.0, "feedback": 0.95},
+}
+"""The options of each rule, with what they are where nothing is said."""
+
+_ADAM = frozenset({"exp_avg", "exp_avg_sq", "step"})
+LOCAL = "local"
+"""The field with the weights that a replica has moved to since the last exchange."""
+_OWN: Mapping[SparseRule, frozenset[str]] = {
+    SparseRule.DISTRO: frozenset({"residual", "exp_avg_sq", "step"}),
+    SparseRule.DEMO: frozenset({"residual"}),
+    SparseRule.DILOCO: _ADAM | {LOCAL},
+    SparseRule.SPARSELOCO: _ADAM | {LOCAL, "residual"},
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SparseSpec:
-    """`k` entries of each chunk travel, each with `value_bits`. `decay` is that of DeMo's momentum.
+    """How replicas agree that keep their own gradients. Options of other rules have no meaning.
+
+    Args:
+        k, chunk, value_bits: `k` entries of each chunk travel, each with so many bits.
+        clip_messages: a message with more than so many times the median norm is scaled down to that; None: none is.
+        delay: apply what was exchanged one step later, so that computing hides the exchange.
+        decay: of DeMo's momentum.
+        every: steps between two exchanges, of those that take steps of their own.
+        outer_lr, outer_momentum: of the outer step.
+        feedback: decay of the residual of SparseLoCo.
+        average: of DiLoCo's changes.
 
     Raises:
         ConfigError: a value that no worker could use.
@@ -30,21 +76,33 @@ class SparseSpec:
     k: int = 32
     chunk: int = CHUNK
     value_bits: int = 1
+    clip_messages: float | None = 4.0
+    delay: bool = False
     decay: float = 0.999
+    every: int = 1
+    outer_lr: float = 1.0
+    outer_momentum: float = 0.0
+    feedback: float = 1.0
+    average: Average = Average.MEAN
 
     def __post_init__(self) -> None:
-        for name in ("k", "chunk", "value_bits"):
+        for name, (expected, fits) in _CHECKS.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ConfigError(f"sync_options[{name!r}]={value!r}: expected a whole number")
-        if self.value_bits not in (1, 2):
-            raise ConfigError(f"sync_options['value_bits']={self.value_bits}: expected 1 or 2")
-        if not isinstance(self.decay, int | float) or isinstance(self.decay, bool) or not 0 <= self.decay < 1:
-            raise ConfigError(f"sync_options['decay']={self.decay!r}: expected a number in [0, 1)")
+            if not fits(value):
+                raise ConfigError(f"sync_options[{name!r}]={value!r}: expected {expected}")
         check_share(self.k, self.chunk)
 
+    @property
+    def own_fields(self) -> frozenset[str]:
+        """The fields of the optimizer's state that are another replica's otherwise; all others are equal."""
+        return _OWN[self.rule]
+
+    def exchanges(self, step: int, last: int | None) -> bool:
+        """Whether replicas exchange after `step`: every so many steps, and after the `last` one of a run."""
+        return step % self.every == 0 or step == last
+
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "rule": self.rule.value}
+        return {**asdict(self), "rule": self.rule.value, "average": self.average.value}
 
     @classmethod
     def from_json(cls, data: object) -> SparseSpec:
@@ -52,11 +110,46 @@ class SparseSpec:
         known = {field.name for field in fields(cls)}
         if not isinstance(data, Mapping) or data.keys() != known or data["rule"] not in tuple(SparseRule):
             raise ConfigError(f"sparse {str(data)[:200]}: expected {', '.join(sorted(known))}")
-        return cls(**{**data, "rule": SparseRule(data["rule"])})
+        return cls(**{**data, "rule": SparseRule(data["rule"]), "average": _average(data["average"])})
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _fraction(value: Any) -> bool:
+    return _is_number(value) and 0 <= value < 1
+
+
+_CHECKS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "k": ("a whole number", _is_whole),
+    "chunk": ("a whole number", _is_whole),
+    "value_bits": ("1 or 2", lambda value: _is_whole(value) and value in (1, 2)),
+    "clip_messages": (
+        "a number of at least 1, or None",
+        lambda value: value is None or (_is_number(value) and value >= 1),
+    ),
+    "delay": ("True or False", lambda value: isinstance(value, bool)),
+    "decay": ("a number in [0, 1)", _fraction),
+    "every": ("a whole number of at least 1", lambda value: _is_whole(value) and value >= 1),
+    "outer_lr": ("a positive number", lambda value: _is_number(value) and value > 0),
+    "outer_momentum": ("a number in [0, 1)", _fraction),
+    "feedback": ("a number in [0, 1]", lambda value: _is_number(value) and 0 <= value <= 1),
+}
+
+
+def _average(value: object) -> Average:
+    if value not in tuple(Average):
+        raise ConfigError(f"sync_options['average']={value!r}: expected {' or '.join(repr(str(a)) for a in Average)}")
+    return Average(str(value))
 
 
 def parse_sync_options(sync: str, options: Mapping[str, Any] | None) -> SparseSpec | None:
-    """The spec of a `sync` that exchanges sparse updates, None for all others.
+    """The spec of a `sync` whose replicas keep their own gradients, None for all others.
 
     Raises:
         ConfigError: options that this `sync` does not take.
@@ -69,7 +162,9 @@ def parse_sync_options(sync: str, options: Mapping[str, Any] | None) -> SparseSp
             raise ConfigError(f"sync_options={given!r}: sync={sync!r} takes none")
         return None
     rule = SparseRule(sync)
-    known = ["k", "chunk", "value_bits", *(["decay"] if rule is SparseRule.DEMO else [])]
-    if unknown := [name for name in given if name not in known]:
-        raise ConfigError(f"sync_options has {unknown[0]!r}; sync={sync!r} takes {', '.join(known)}")
-    return SparseSpec(rule=rule, **given)
+    defaults = _DEFAULTS[rule]
+    if unknown := [name for name in given if name not in defaults]:
+        raise ConfigError(f"sync_options has {unknown[0]!r}; sync={sync!r} takes {', '.join(defaults)}")
+    if "average" in given:
+        given["average"] = _average(given["average"])
+    return SparseSpec(rule=rule, **{**defaults, **given})

@@ -95,6 +95,8 @@ UNAVAILABLE: Mapping[str, str] = {
     "sparseadam": "it takes sparse gradients, which no program here produces",
     "distro": "that is a way to agree: use optimizer='adamw' with sync='distro'",
     "demo": "that is a way to agree: use optimizer='adamw' with sync='demo'",
+    "diloco": "that is a way to agree: use optimizer='adamw' with sync='diloco'",
+    "sparseloco": "that is a way to agree: use optimizer='adamw' with sync='sparseloco'",
 }
 
 MAX_NAMES = 1 << 16

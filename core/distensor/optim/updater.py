@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from distensor.core.errors import ConfigError
 from distensor.optim.build import build_optimizer, set_learning_rate
+from distensor.optim.distro.local import ANCHOR, DiLoCo, LocalSteps
+from distensor.optim.distro.protection import Exchanged
+from distensor.optim.distro.sparse import SparseOptimizer
+from distensor.optim.sparse_spec import LOCAL
 from distensor.optim.spec import OptimizerSpec
 
 if TYPE_CHECKING:
@@ -52,8 +57,12 @@ class Updater:
         kept = set(self.spec.no_decay)
         return replace(self.spec, no_decay=tuple(key for key in self._parameters if name_of(key) in kept))
 
-    def step(self, lr: float, scale: float = 1.0) -> None:
-        """One update by `scale` times the gradients in `.grad`, which are changed by it. Without one: no change."""
+    def step(self, lr: float, scale: float = 1.0, *, exchange: bool = True) -> None:
+        """One update by `scale` times the gradients in `.grad`, which are changed by it. Without one: no change.
+
+        Args:
+            exchange: whether replicas that take steps of their own exchange now what came of them.
+        """
         for key in self._half:
             gradient = self._parameters[key].grad
             self._targets[key].grad = None if gradient is None else gradient.to(self._targets[key].dtype)
@@ -61,10 +70,47 @@ class Updater:
         if gradients and scale != 1.0:
             torch._foreach_mul_(gradients, scale)
         set_learning_rate(self._optimizer, lr)
-        if self._optimizer is not None:
+        if isinstance(self._optimizer, LocalSteps):
+            self._optimizer.advance(exchange=exchange)
+        elif self._optimizer is not None:
             self._optimizer.step()
         self._round_masters()
         self._average()
+
+    def settle(self) -> None:
+        """End an exchange that is on its way, together with the other replicas: all have the same weights then, but
+        for steps that each takes on its own."""
+        if isinstance(self._optimizer, SparseOptimizer):
+            self._optimizer.settle()
+            self._round_masters()
+
+    @property
+    def exchanged(self) -> Exchanged | None:
+        """What there was to notice about the newest exchange; None where nothing is exchanged but gradients."""
+        return self._optimizer.exchanged if isinstance(self._optimizer, SparseOptimizer | DiLoCo) else None
+
+    def common(self) -> dict[str, Tensor]:
+        """The weights that all replicas have in common, where this one has left them for steps of its own."""
+        optimizer = self._optimizer
+        if not isinstance(optimizer, LocalSteps):
+            return {}
+        return {key: optimizer.anchor_of(t).to(self._parameters[key].dtype) for key, t in self._targets.items()}
+
+    @contextmanager
+    def at_common(self) -> Iterator[None]:
+        """Within it, the parameters are what all replicas have in common."""
+        common = self.common()
+        own = {key: self._parameters[key].detach().clone() for key in common}
+        self._overwrite(common)
+        try:
+            yield
+        finally:
+            self._overwrite(own)
+
+    def _overwrite(self, tensors: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for key, tensor in tensors.items():
+                self._parameters[key].copy_(tensor)
 
     def _round_masters(self) -> None:
         with torch.no_grad():
@@ -75,10 +121,14 @@ class Updater:
     def _average(self) -> None:
         if self.spec.ema is None or not self._averages:
             return
-        averages = list(self._averages.values())
+        averages, local = list(self._averages.values()), self._optimizer
+        now = [
+            local.anchor_of(t).to(t.dtype) if isinstance(local, LocalSteps) else t.detach()
+            for t in self._targets.values()
+        ]
         with torch.no_grad():
             torch._foreach_mul_(averages, self.spec.ema)
-            torch._foreach_add_(averages, [t.detach() for t in self._targets.values()], alpha=1.0 - self.spec.ema)
+            torch._foreach_add_(averages, now, alpha=1.0 - self.spec.ema)
 
     def averages(self) -> dict[str, Tensor]:
         """The moving average by key; empty where none is kept."""
@@ -92,6 +142,11 @@ class Updater:
                     self._targets[key].copy_(self._parameters[key])
                 if key in self._averages:
                     self._averages[key].copy_(self._parameters[key])
+                if isinstance(self._optimizer, LocalSteps):
+                    target = self._targets[key]
+                    fields = self._optimizer.fields(target)
+                    fields[ANCHOR] = fields[LOCAL] = target.detach().clone()
+                    self._optimizer.load_fields(target, fields)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Everything but the parameters that the next steps depend on. The tensors are the living ones."""
@@ -99,7 +154,9 @@ class Updater:
 
     def _state_of(self, key: str) -> dict[str, Tensor]:
         target = self._targets[key]
-        own = {} if self._optimizer is None else self._optimizer.state.get(target, {})
+        own: Mapping[str, Any] = {} if self._optimizer is None else self._optimizer.state.get(target, {})
+        if isinstance(self._optimizer, LocalSteps):
+            own = self._optimizer.fields(target)
         state = {field: value for field, value in own.items() if isinstance(value, Tensor)}
         if key in self._half:
             state[MASTER] = target.detach()
@@ -138,7 +195,10 @@ class Updater:
                 target.copy_(fields[MASTER])
             if key in self._averages:
                 self._averages[key].copy_(fields[EMA])
-        if self._optimizer is not None:
+        if isinstance(self._optimizer, LocalSteps):
+            self._optimizer.load_fields(target, own)
+            self._overwrite({key: target.detach()})
+        elif self._optimizer is not None:
             self._optimizer.state.pop(target, None)
             if own:
                 self._optimizer.state[target] = {field: _like(target, value) for field, value in own.items()}
@@ -212,7 +272,9 @@ def _probe(spec: OptimizerSpec, dtype: torch.dtype, dims: int) -> dict[str, tupl
     assert optimizer is not None, "one parameter to train"
     parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    state = optimizer.state[parameter]
+    if isinstance(optimizer, SparseOptimizer):
+        optimizer.settle()
+    state = optimizer.fields(parameter) if isinstance(optimizer, LocalSteps) else optimizer.state[parameter]
     return {field: (value.dtype, tuple(value.shape)) for field, value in state.items() if isinstance(value, Tensor)}
 
 

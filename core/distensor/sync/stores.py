@@ -26,6 +26,8 @@ class Sync(StrEnum):
     ZERO3 = "zero3"
     DISTRO = "distro"
     DEMO = "demo"
+    DILOCO = "diloco"
+    SPARSELOCO = "sparseloco"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,6 +20,7 @@ from distensor.training.job_snapshot import JobSnapshot, copy_seconds, state_for
 from distensor.training.measures import mesh_measures
 from distensor.training.pacing import PipelinePacer
 from distensor.training.receipts import ReceiptSender
+from distensor.training.replicas import ReplicaWatch
 from distensor.training.replies import (
     LinkBytes,
     Reply,
@@ -81,6 +82,7 @@ class TrainingJob:
         self._tokens_per_second: float | None = None
         self._micro_batches_done = 0
         self._rank_links: dict[int, tuple[LinkBytes, ...]] = {}
+        self._replicas = ReplicaWatch(layout, pieces.trained_elements())
 
     @classmethod
     def start(
@@ -175,10 +177,11 @@ class TrainingJob:
         result = _step_result(
             number, lr, answers, seconds, after[0] - before[0], after[1] - before[1], depths, _slowest(replies, answers)
         )
+        self._rank_links = {reply.rank: answer.links for reply, answer in zip(replies, answers, strict=True)}
+        result = self._replicas.complete(result, replies, answers)
         figures = {reply.rank: answer.figures for reply, answer in zip(replies, answers, strict=True)}
         self._pacer.observe(figures, max(map(len, parts)))
         self._tell_measures(parts)
-        self._rank_links = {reply.rank: answer.links for reply, answer in zip(replies, answers, strict=True)}
         if committed:
             self._tokens_per_second = result.tokens_per_second
             self._report_units(number, [len(part) for part in parts])
@@ -273,7 +276,7 @@ class TrainingJob:
         """Let all ranks copy what they hold; the copies can be read while training goes on."""
         assert self._optimizer is not None, "loaded"
         self._snapshots += 1
-        wanted = {rank: {"wanted": keys} for rank, keys in wanted_of(self._pieces).items()}
+        wanted = {rank: {"wanted": keys} for rank, keys in wanted_of(self._pieces, self._optimizer).items()}
         replies = self._connection.command(Command.SNAPSHOT, {"number": self._snapshots}, extra=wanted)
         tensors = model_tensors(self._model.module).tensors
         return JobSnapshot(

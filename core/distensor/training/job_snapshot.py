@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from distensor.core.errors import WorkerFailedError
+from distensor.core.replica_shares import replica_shares
 from distensor.optim.updater import state_layout
 from distensor.program.calls import DTYPES, TORCH_DTYPES
 from distensor.training.checkpoint_manifest import Group, TensorSpec
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from distensor.training.snapshot_reading import SnapshotReader
 
     Kind: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
+
+
+REPLICA = "."
+"""Between a field and the number of the replica whose own it is; of the first one there is no number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,12 +127,14 @@ class StateKinds:
         return self._known[weight]
 
 
-def wanted_of(pieces: MeshPieces) -> dict[int, list[str]]:
-    """Which weights ("stage/name") each rank has to copy: of what several keep the same, one; of what is cut, all."""
+def wanted_of(pieces: MeshPieces, optimizer: OptimizerSpec) -> dict[int, list[str]]:
+    """Which weights ("stage/name") each rank has to copy: of what several keep the same, one; of what is cut, all. Of
+    replicas that keep their own gradients, the others copy what of the state is their own."""
     found: dict[int, list[str]] = {}
-    for rank, layout in pieces.replies(gradients=False).items():
-        for holder in pieces.holders_of(rank):
-            found[holder] = list(layout)
+    for replica in range(1 if optimizer.sparse is None else pieces.parallel.data_parallel):
+        for rank, layout in pieces.replies(gradients=replica > 0, replica=replica).items():
+            for holder in pieces.holders_of(rank):
+                found[holder] = list(layout)
     return found
 
 
@@ -152,16 +159,38 @@ def wholes_of(
             held = held if layout is not None else held[:1]
             found[Group.MODEL][name] = Whole(locals=tuple(each.weight() for each in held), layout=layout)
             found[Group.OPTIMIZER].update(_state_of(name, held, layout, kinds))
+    if optimizer.sparse is not None:
+        for replica in range(1, pieces.parallel.data_parallel):
+            found[Group.OPTIMIZER].update(_own_state_of(pieces, kinds, names, replies, replica))
     return found
+
+
+def _own_state_of(
+    pieces: MeshPieces, kinds: StateKinds, names: Sequence[str], replies: Sequence[Reply], replica: int
+) -> Iterator[tuple[str, Whole]]:
+    """The fields that `replica` has for itself, by "name/field.replica"."""
+    holders: dict[str, list[_Held]] = {}
+    for rank, sent in pieces.replies(gradients=True, replica=replica).items():
+        for key, kind in sent.items():
+            held = _Held(replies=[replies[rank]], key=key, kind=kind, whole=True)
+            holders.setdefault(key.partition("/")[2], []).append(held)
+    for name in names:
+        if parts := holders.get(name):
+            for field, whole in _state_of(name, parts, pieces.layouts.get(name), kinds):
+                yield f"{field}{REPLICA}{replica}", whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Held:
-    """A weight at one place of tp: the answers of the ranks that keep it, or a part of it each."""
+    """A weight at one place of tp: the answers of the ranks that keep it, or a part of it each.
+
+    `whole`: one rank that sends state alone, and never a part of it.
+    """
 
     replies: Sequence[Reply]
     key: str
     kind: Kind
+    whole: bool = False
 
     def weight(self) -> Local:
         return self._local(self.key, self.kind)
@@ -176,6 +205,8 @@ class _Held:
 
     def _local(self, key: str, kind: Kind) -> Local:
         spec = _spec(kind)
+        if self.whole:
+            return Local(spec=spec, parts=(Part(rank=self.replies[0].rank, key=key, spec=spec),))
         counts = [_elements(reply, self.key) for reply in self.replies]
         if counts[0] == math.prod(spec.shape):
             return Local(spec=spec, parts=(Part(rank=self.replies[0].rank, key=key, spec=spec),))
@@ -236,34 +267,58 @@ def copy_seconds(replies: Sequence[Reply]) -> float:
 
 
 def state_for(pieces: MeshPieces, saved: Saved, rank: int) -> dict[str, Tensor]:
-    """The optimizer's tensors that `rank` needs, cut as its weights are, by "stage/name/field"."""
+    """The optimizer's tensors that `rank` needs, cut as its weights are, by "stage/name/field".
+
+    What each saved replica had for itself is shared out by `replica_shares`.
+    """
     wanted: dict[str, list[int]] = {}
     for stage, program in pieces.programs_of(rank).items():
         for spec in program.parameters:
             if spec.requires_grad:
                 wanted.setdefault(spec.name, []).append(stage)
-    place, found = pieces.place(rank), {}
-    files = read_tensors(saved.path, saved.manifest, Group.OPTIMIZER, lambda full: full.rpartition("/")[0] in wanted)
-    for full_name, tensor in files:
-        name, _, field = full_name.rpartition("/")
+    place = pieces.place(rank)
+    kept = saved.manifest.specs(Group.OPTIMIZER)
+    several = {_field_of(full)[:2] for full in kept if _field_of(full)[2]}
+    count = 1 + max((_field_of(full)[2] for full in kept), default=0)
+    shares = replica_shares(place.dp, of=pieces.parallel.data_parallel, saved=count)
+    found: dict[str, Tensor] = {}
+
+    def is_needed(full: str) -> bool:
+        name, field, replica = _field_of(full)
+        return name in wanted and ((name, field) not in several or replica in shares)
+
+    for full_name, tensor in read_tensors(saved.path, saved.manifest, Group.OPTIMIZER, is_needed):
+        name, field, replica = _field_of(full_name)
         layout = pieces.layouts.get(name)
         if layout is not None and tuple(tensor.shape) == layout.shape:
             tensor = layout.take(tensor, place.tp)
-        found.update({f"{stage}/{name}/{field}": tensor for stage in wanted[name]})
+        if (name, field) in several and shares[replica] != 1.0:
+            tensor = tensor * shares[replica]
+        for stage in wanted[name]:
+            key = f"{stage}/{name}/{field}"
+            found[key] = found[key] + tensor if key in found else tensor
     return found
+
+
+def _field_of(full_name: str) -> tuple[str, str, int]:
+    """(weight, field, replica) of a tensor's name in a checkpoint; what replicas have in common is the first's."""
+    name, _, field = full_name.rpartition("/")
+    field, _, replica = field.partition(REPLICA)
+    return name, field, int(replica) if replica.isdecimal() else 0
 
 
 def state_problems(saved: Saved, optimizer: OptimizerSpec, parameters: Mapping[str, Tensor]) -> list[str]:
     """What keeps the checkpoint's optimizer state from being that of `optimizer` over `parameters`."""
     problems, kinds = [], StateKinds(optimizer)
+    own = frozenset[str]() if optimizer.sparse is None else optimizer.sparse.own_fields
     for full_name, spec in saved.manifest.specs(Group.OPTIMIZER).items():
-        name, _, field = full_name.rpartition("/")
+        name, field, replica = _field_of(full_name)
         parameter = parameters.get(name)
         if parameter is None or not parameter.requires_grad:
             problems.append(f"{full_name!r}: no trainable parameter {name!r} here")
             continue
         kind = kinds((parameter.dtype, tuple(parameter.shape))).get(field)
-        if kind is None:
+        if kind is None or (replica and field not in own):
             problems.append(f"{full_name!r}: {optimizer.name} keeps no {field!r} with these options")
         elif (TORCH_DTYPES[spec.dtype], spec.shape) != kind:
             problems.append(f"{full_name!r} is {spec.dtype} {list(spec.shape)}; expected {kind[0]} {list(kind[1])}")

@@ -22,7 +22,6 @@ from distensor.core.schedules import Schedule, check_pipeline_sizes, check_sched
 from distensor.nn import Shard
 from distensor.optim import parse_lr_schedule
 from distensor.optim.clipping import NormType, parse_norm_type
-from distensor.optim.sparse_spec import SparseRule
 from distensor.sync import Sync
 from distensor.training.checkpoint_options import CheckpointOptions, checkpoint_options
 
@@ -30,11 +29,11 @@ if TYPE_CHECKING:
     from distensor.nn import DistributedModel
 
 IMPLEMENTED: Mapping[str, tuple[object, ...]] = {
-    "sync": ("allreduce", "zero3", "distro", "demo"),
+    "sync": ("allreduce", "zero3", "distro", "demo", "diloco", "sparseloco"),
     "backend": ("tls",),
 }
 PLANNED: Mapping[str, tuple[object, ...]] = {
-    "sync": ("diloco", "sparseloco"),
+    "sync": (),
     "backend": ("gloo", "nccl"),
 }
 
@@ -93,7 +92,6 @@ class TrainerOptions:
         for keyword, value in choices.items():
             problems.check(_check_choice, keyword, value)
         problems.check(_check_tensor_parallel, parallel, model)
-        problems.check(_check_sparse_sync, choices.get("sync"), parallel)
         problems.check(parse_lr_schedule, lr_schedule)
         problems.check(check_pipeline_sizes, ranks=parallel.pipeline_parallel, stages=model.stage_count)
         fields: dict[str, Any] = {
@@ -138,15 +136,6 @@ def _check_tensor_parallel(parallel: ParallelConfig, model: DistributedModel) ->
         f"tensor_parallel={size}, but {what}: name the weights to cut with Shard(dim=...) "
         "(ds.nn.suggest_sharding(module) prints a proposal), or use tensor_parallel=1"
     )
-
-
-def _check_sparse_sync(sync: object, parallel: ParallelConfig) -> None:
-    """Parts of a sequence have parts of one gradient, which must be summed before anything is chosen of it."""
-    if sync in tuple(SparseRule) and parallel.context_parallel > 1:
-        raise UnsupportedOptionError(
-            f"sync={sync!r} with context_parallel={parallel.context_parallel} is not implemented in this version; "
-            "use context_parallel=1"
-        )
 
 
 def _schedule(name: str, *, ranks: int, stages: int) -> Schedule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
@@ -128,6 +129,18 @@ class MeshPieces:
         at_hand = 2 * sum(sorted(stages)[-2:])
         return max(-(-4 * sum(stages) // ranks) + at_hand, sum(stages))
 
+    def trained_elements(self) -> tuple[int, ...]:
+        """How many elements of trainable weights each rank has a gradient of."""
+        return tuple(
+            sum(
+                math.prod(spec.shape)
+                for program in self.programs_of(rank).values()
+                for spec in program.parameters
+                if spec.requires_grad
+            )
+            for rank in range(self.parallel.world_size)
+        )
+
     def largest_tensor(self) -> int:
         """Bytes of the largest weight that a rank may send."""
         specs = [spec for pieces in self.cuts.values() for p in pieces.programs for spec in (*p.parameters, *p.buffers)]
@@ -139,17 +152,17 @@ class MeshPieces:
         drawing = [node.module for node in nodes if node.args.get("p", node.args.get("dropout_p", 1)) != 0]
         return tuple(dict.fromkeys(drawing))
 
-    def replies(self, *, gradients: bool) -> dict[int, Layout]:
+    def replies(self, *, gradients: bool, replica: int = 0) -> dict[int, Layout]:
         """What each rank has to send so that every weight (or gradient) comes once: by rank, "stage/name" -> kind.
 
-        Only the first replica and the first place of cp send. Of a cut weight every rank of tp sends its part, of
+        Only one replica and the first place of cp send. Of a cut weight every rank of tp sends its part, of
         another one the first; of a tied weight the first holder.
         """
         copies = {holder for holders in self.tied for holder in holders[1:]}
         found: dict[int, Layout] = {}
         for rank in range(self.parallel.world_size):
             place = self.place(rank)
-            if (place.dp, place.cp) == (0, 0):
+            if (place.dp, place.cp) == (replica, 0):
                 found[rank] = {
                     f"{stage}/{spec.name}": (TORCH_DTYPES[spec.dtype], spec.shape)
                     for stage, program in self.programs_of(rank).items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from distensor.core import DRIVER_RANK
@@ -52,6 +52,15 @@ class LinkBytes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Noticed:
+    """What a rank noticed about replicas, by their numbers: left out, scaled down, pairs that sent the same."""
+
+    dropped: tuple[int, ...] = ()
+    clipped: tuple[int, ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepReply:
     """One rank's account of a step."""
 
@@ -65,6 +74,7 @@ class StepReply:
     links: tuple[LinkBytes, ...]
     figures: RankFigures | None
     memory: RankMemory
+    noticed: Noticed = field(default_factory=Noticed)
 
 
 def read_loss(reply: Reply) -> LossReply:
@@ -85,6 +95,7 @@ def read_step(reply: Reply, ranks: Collection[int]) -> StepReply:
         links=_links(reply, ranks),
         figures=_figures(reply),
         memory=_memory(reply),
+        noticed=_noticed(reply, len(ranks)),
     )
     if answer.committed and not (answer.weight > 0 and math.isfinite(answer.loss) and math.isfinite(answer.grad_norm)):
         raise WorkerFailedError(
@@ -186,6 +197,24 @@ def _links(reply: Reply, ranks: Collection[int]) -> tuple[LinkBytes, ...]:
     if not isinstance(found, list) or len(found) > len(peers):
         _wrong(reply, "links", found, f"at most {len(peers)} objects")
     return tuple(_link(reply, item, peers.__contains__) for item in found)
+
+
+def _noticed(reply: Reply, most: int) -> Noticed:
+    """Nothing said is nothing noticed. `most` is the number of ranks; there are no more replicas."""
+    found = reply.meta.get("noticed")
+    if found is None:
+        return Noticed()
+    known: dict[str, Any] = found if isinstance(found, dict) else {}
+    lists = {key: known.get(key) for key in ("dropped", "clipped", "copies")}
+    if not all(isinstance(value, list) and len(value) <= most * most for value in lists.values()):
+        _wrong(reply, "noticed", found, "lists of replicas")
+    copies = [pair for pair in known["copies"] if isinstance(pair, list) and len(pair) == 2]
+    numbers = [*known["dropped"], *known["clipped"], *(number for pair in copies for number in pair)]
+    if len(copies) < len(known["copies"]) or not all(type(n) is int and 0 <= n < most for n in numbers):
+        _wrong(reply, "noticed", found, "numbers of replicas")
+    return Noticed(
+        dropped=tuple(known["dropped"]), clipped=tuple(known["clipped"]), copies=tuple((a, b) for a, b in copies)
+    )
 
 
 def _memory(reply: Reply) -> RankMemory:

@@ -18,6 +18,26 @@ class RankMemory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaTraffic:
+    """Bytes between replicas in one step, of the rank that sent most, counted on the sockets by the senders.
+
+    `up` is what that rank sent to the other replicas, `down` what they sent to it: updates or gradients and the sums of
+    the step. `dense` is one copy of its gradients in fp32, and `ring` what a ring all-reduce of them sends up (and
+    down).
+    """
+
+    up: int
+    down: int
+    dense: int
+    ring: int
+
+    @property
+    def reduction(self) -> float:
+        """How many times fewer bytes than a ring all-reduce the busiest direction had."""
+        return self.ring / max(self.up, self.down, 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
     """One committed optimizer step.
 
@@ -41,6 +61,15 @@ class StepResult:
     """Forwards that each rank of a pipeline ran ahead, where 1F1B chose them from measured stages and links."""
     memory: tuple[RankMemory, ...] = ()
     slowest: str = ""
+    replicas: ReplicaTraffic | None = None
+    """None where there is one replica."""
+    dropped: tuple[int, ...] = ()
+    """Replicas whose update was no finite number, or did not come: this step is without them."""
+    clipped: tuple[int, ...] = ()
+    """Replicas of whose update more than half was taken away, since it was much larger than those of most."""
+    copies: tuple[tuple[int, int], ...] = ()
+    """Pairs of replicas that sent the same entries, as honest ones do not: one copies the other, or both see the same
+    data."""
 
     @property
     def tokens_per_second(self) -> float:

@@ -27,7 +27,7 @@ class DisTrOAdamW(SparseOptimizer):
     Args:
         params, lr, betas, eps, weight_decay: as torch.optim.AdamW; the first beta is not used.
         k, chunk: entries of each chunk of elements that travel.
-        value_bits, delay, look_ahead, group, exchange: see `SparseOptimizer`.
+        value_bits, delay, look_ahead, group, exchange, clip_messages: see `SparseOptimizer`.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class DisTrOAdamW(SparseOptimizer):
         look_ahead: bool = True,
         group: dist.ProcessGroup | None = None,
         exchange: Exchange | None = None,
+        clip_messages: float | None = 4.0,
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(
@@ -57,6 +58,7 @@ class DisTrOAdamW(SparseOptimizer):
             look_ahead=look_ahead,
             group=group,
             exchange=exchange,
+            clip_messages=clip_messages,
         )
 
     def _accumulate(self) -> None:

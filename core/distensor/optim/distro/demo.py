@@ -14,6 +14,7 @@ from distensor.optim.distro.codec import Rows
 from distensor.optim.distro.cosine import inverse, tiles_of, transform
 from distensor.optim.distro.exchange import Exchange
 from distensor.optim.distro.layout import Layout, make_layout
+from distensor.optim.distro.protection import Scales
 from distensor.optim.distro.selection import count_rows
 from distensor.optim.distro.sparse import SparseOptimizer
 
@@ -29,7 +30,7 @@ class DeMo(SparseOptimizer):
     Args:
         lr, weight_decay: of the update.
         decay: of the momentum.
-        k, chunk, value_bits, group, exchange: see `SparseOptimizer`.
+        k, chunk, value_bits, group, exchange, clip_messages: see `SparseOptimizer`.
         delay: apply what was exchanged one step later, so that computing hides the exchange.
         look_ahead: with `delay`, compute gradients where this worker's own pending update leads to.
     """
@@ -48,6 +49,7 @@ class DeMo(SparseOptimizer):
         look_ahead: bool = True,
         group: dist.ProcessGroup | None = None,
         exchange: Exchange | None = None,
+        clip_messages: float | None = 4.0,
     ) -> None:
         super().__init__(
             params,
@@ -59,6 +61,7 @@ class DeMo(SparseOptimizer):
             look_ahead=look_ahead,
             group=group,
             exchange=exchange,
+            clip_messages=clip_messages,
         )
 
     def _make_layout(self, k: int, chunk: int) -> Layout:
@@ -83,8 +86,8 @@ class DeMo(SparseOptimizer):
         for tensor, coefficients, tiles in zip(into, flat, self._tiles, strict=True):
             tensor.copy_(inverse(coefficients, tiles))
 
-    def _combine(self, updates: Sequence[list[Rows]]) -> list[Tensor]:
-        sums = self._sum(updates)
+    def _combine(self, updates: Sequence[list[Rows]], scales: Scales) -> list[Tensor]:
+        sums = self._sum(updates, scales)
         for matrix, counts in zip(sums, self._counts(updates), strict=True):
             matrix.div_(counts.clamp_(min=1.0))
         return sums

@@ -62,8 +62,11 @@ class GroupExchange:
         lengths = [torch.zeros_like(own) for _ in range(self.size)]
         self._group.allgather([lengths], [own]).wait()
         counts = [int(length) for length in lengths]
+        if not any(counts):
+            return [b""] * self.size
         padded = torch.zeros(max(counts), dtype=torch.uint8, device=self._device)
-        padded[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(self._device)
+        if message:
+            padded[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(self._device)
         parts = [torch.empty_like(padded) for _ in range(self.size)]
         self._group.allgather([parts], [padded]).wait()
         return [part[:count].cpu().numpy().tobytes() for part, count in zip(parts, counts, strict=True)]

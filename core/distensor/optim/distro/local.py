@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distensor.core.errors import ConfigError
+from distensor.core.errors import ConfigError, FrameError
 from distensor.core.update_bytes import CHUNK
 from distensor.optim.distro.exchange import Exchange, exchange_of
-from distensor.optim.distro.sparse import SparseOptimizer
+from distensor.optim.distro.protection import Exchanged, robust_mean
+from distensor.optim.distro.sparse import RESIDUAL, SparseOptimizer
+from distensor.optim.sparse_spec import LOCAL, Average
+
+ANCHOR, MOMENTUM = "anchor", "momentum"
 
 
 class DiLoCo(torch.optim.AdamW):
     """DiLoCo (Douillard et al., 2023): AdamW on each worker; every `every` steps Nesterov momentum on the mean change.
 
+    Gradients that are no finite numbers are not used, and neither is a change that is none: the worker goes back to
+    the anchor. Both are counted in `dropped`.
+
     Args:
         lr, betas, eps, weight_decay: of the inner AdamW.
         every: inner steps between two exchanges.
         outer_lr, outer_momentum: of the outer step.
+        average: how the workers' changes become one: "mean" over an all-reduce; "trimmed" and "centred" do without
+            what a few workers send (`protection.py`), and every worker gets the changes of all.
         group, exchange: the workers.
     """
 
@@ -36,28 +46,45 @@ class DiLoCo(torch.optim.AdamW):
         every: int = 50,
         outer_lr: float = 0.7,
         outer_momentum: float = 0.9,
+        average: str = Average.MEAN,
         group: dist.ProcessGroup | None = None,
         exchange: Exchange | None = None,
     ) -> None:
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         self._every = _checked(every)
+        self._average = Average(average)
         self._outer_lr, self._outer_momentum = outer_lr, outer_momentum
         self._tensors = [p for group_ in self.param_groups for p in group_["params"] if p.requires_grad]
         device = self._tensors[0].device if self._tensors else torch.device("cpu")
         self._exchange = exchange or exchange_of(group, device)
         self._inner_steps = 0
         self.bytes_sent = 0
-        """Of values, as a ring all-reduce moves them: 2 (size - 1) / size of four bytes each."""
+        """Of values: as a ring all-reduce moves them, 2 (size - 1) / size of four bytes each, or one copy to all."""
+        self.dropped = 0
+        self.exchanged = Exchanged()
+        """What there was to notice about the newest exchange."""
         self._anchors = [p.detach().to(torch.float32).clone() for p in self._tensors]
         self._momenta = [torch.zeros_like(anchor) for anchor in self._anchors]
+        self._numbers = {id(p): number for number, p in enumerate(self._tensors)}
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One inner step, and the outer one when it is time. All workers call it equally often."""
-        loss: float | None = super().step(closure)
-        self._inner_steps += 1
-        if self._inner_steps % self._every == 0:
-            self._outer_step()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.advance(exchange=(self._inner_steps + 1) % self._every == 0)
         return loss
+
+    def advance(self, *, exchange: bool) -> None:
+        """One step of one's own, and the exchange where all workers say so."""
+        if are_finite(p.grad for p in self._tensors if p.grad is not None):
+            super().step()
+        else:
+            self.dropped += 1
+        self._inner_steps += 1
+        if exchange:
+            self._outer_step()
 
     def state_dict(self) -> dict[str, Any]:
         """AdamW's, and `outer`: the common weights, their momentum and the number of inner steps."""
@@ -75,10 +102,37 @@ class DiLoCo(torch.optim.AdamW):
     @torch.no_grad()
     def _outer_step(self) -> None:
         changes = [anchor - p.to(torch.float32) for p, anchor in zip(self._tensors, self._anchors, strict=True)]
-        flat = torch.cat([change.reshape(-1) for change in changes])
-        self._exchange.mean(flat)
-        self.bytes_sent += 2 * (self._exchange.size - 1) * flat.numel() * 4 // self._exchange.size
-        self.apply_mean(flat)
+        flat = torch.cat([change.reshape(-1) for change in changes]) if changes else torch.zeros(0)
+        if not are_finite([flat]):
+            self.dropped += 1
+            self.state.clear()
+            flat = torch.full_like(flat, torch.nan)
+        self.apply_mean(self._mean(flat) if self._average is Average.MEAN else self._robust_mean(flat))
+
+    def _mean(self, flat: Tensor) -> Tensor:
+        """Over an all-reduce, with a mark for each worker that has nothing to say."""
+        size, silent = self._exchange.size, bool(flat.isnan().any())
+        marks = torch.zeros(size, device=flat.device)
+        marks[self._exchange.rank] = float(silent)
+        both = torch.cat([torch.zeros_like(flat) if silent else flat, marks])
+        self._exchange.mean(both)
+        self.bytes_sent += 2 * (size - 1) * flat.numel() * 4 // size
+        self.exchanged = Exchanged(silent=tuple(int(rank) for rank in both[flat.numel() :].nonzero().view(-1)))
+        return both[: flat.numel()]
+
+    def _robust_mean(self, flat: Tensor) -> Tensor:
+        own = b"" if bool(flat.isnan().any()) else flat.cpu().numpy().tobytes()
+        messages = self._exchange.gather(own)
+        self.bytes_sent += len(own)
+        for rank, message in enumerate(messages):
+            if message and len(message) != 4 * flat.numel():
+                raise FrameError(f"worker {rank} sent {len(message)} bytes of changes; expected {4 * flat.numel()}")
+        found = [None if not m else torch.from_numpy(np.frombuffer(m, dtype=np.float32).copy()) for m in messages]
+        rows = [row for row in found if row is not None and are_finite([row])]
+        self.exchanged = Exchanged(
+            silent=tuple(rank for rank, row in enumerate(found) if row is None or not are_finite([row]))
+        )
+        return robust_mean(torch.stack(rows), self._average).to(flat.device) if rows else torch.zeros_like(flat)
 
     @torch.no_grad()
     def apply_mean(self, flat: Tensor) -> None:
@@ -89,6 +143,27 @@ class DiLoCo(torch.optim.AdamW):
             momentum.mul_(self._outer_momentum).add_(change)
             anchor.sub_(change + self._outer_momentum * momentum, alpha=self._outer_lr)
             p.copy_(anchor)
+
+    def anchor_of(self, parameter: Tensor) -> Tensor:
+        """What all workers had in common after the last exchange, in float32."""
+        anchor: Tensor = self._anchors[self._numbers[id(parameter)]]
+        return anchor
+
+    def fields(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Everything that the next steps depend on, the living tensors: AdamW's, `anchor`, its `momentum`, and `local`,
+        this worker's present weights."""
+        number = self._numbers[id(parameter)]
+        outer = {ANCHOR: self._anchors[number], MOMENTUM: self._momenta[number], LOCAL: parameter.detach()}
+        return {**_adam_fields(self, parameter), **outer}
+
+    @torch.no_grad()
+    def load_fields(self, parameter: Tensor, fields: Mapping[str, Tensor]) -> None:
+        """Go on from what `fields` returned. Without any: from the present weights, as at the start."""
+        number = self._numbers[id(parameter)]
+        self._anchors[number].copy_(fields.get(ANCHOR, parameter))
+        self._momenta[number].copy_(fields.get(MOMENTUM, torch.zeros_like(parameter)))
+        parameter.copy_(fields.get(LOCAL, parameter))
+        _load_adam(self, parameter, fields)
 
 
 class SparseLoCo(SparseOptimizer):
@@ -114,6 +189,7 @@ class SparseLoCo(SparseOptimizer):
         value_bits: int = 2,
         group: dist.ProcessGroup | None = None,
         exchange: Exchange | None = None,
+        clip_messages: float | None = 4.0,
     ) -> None:
         super().__init__(
             params,
@@ -125,24 +201,37 @@ class SparseLoCo(SparseOptimizer):
             look_ahead=False,
             group=group,
             exchange=exchange,
+            clip_messages=clip_messages,
         )
         self._every = _checked(every)
         self._outer_lr, self._feedback = outer_lr, feedback
         self._inner = torch.optim.AdamW(self.param_groups, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         self._inner_steps = 0
         self._anchors = [p.detach().to(torch.float32).clone() for p in self._tensors]
+        self._numbers = {id(p): number for number, p in enumerate(self._tensors)}
 
     def inner_step(self) -> bool:
-        """One step of AdamW with the present learning rates; whether it is time to exchange."""
+        """One step of AdamW with the present learning rates; whether it is time to exchange.
+
+        Gradients that are no finite numbers are not used.
+        """
         for own, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
             inner["lr"] = own["lr"]
-        self._inner.step()
+        if are_finite(p.grad for p in self._tensors if p.grad is not None):
+            self._inner.step()
+        else:
+            self.dropped += 1
         self._inner_steps += 1
         return self._inner_steps % self._every == 0
 
-    def _advance(self) -> None:
-        if self.inner_step():
+    def advance(self, *, exchange: bool) -> None:
+        """See `DiLoCo`."""
+        self.inner_step()
+        if exchange:
             self._exchange_and_apply(self.propose())
+
+    def _advance(self) -> None:
+        self.advance(exchange=(self._inner_steps + 1) % self._every == 0)
 
     def _sources(self) -> Iterator[Tensor]:
         return iter(self._tensors)
@@ -173,6 +262,54 @@ class SparseLoCo(SparseOptimizer):
         self._inner.load_state_dict(inner["adamw"])
         self._inner_steps = inner["inner_steps"]
         _copy_all(self._anchors, inner["anchors"])
+
+    def anchor_of(self, parameter: Tensor) -> Tensor:
+        """See `DiLoCo`."""
+        anchor: Tensor = self._anchors[self._numbers[id(parameter)]]
+        return anchor
+
+    def fields(self, parameter: Tensor) -> dict[str, Tensor]:
+        """See `DiLoCo`: AdamW's, `residual`, `anchor` and `local`."""
+        outer = {
+            RESIDUAL: self._residual_of(parameter),
+            ANCHOR: self.anchor_of(parameter),
+            LOCAL: parameter.detach(),
+        }
+        return {**_adam_fields(self._inner, parameter), **outer}
+
+    @torch.no_grad()
+    def load_fields(self, parameter: Tensor, fields: Mapping[str, Tensor]) -> None:
+        """See `DiLoCo`."""
+        self.anchor_of(parameter).copy_(fields.get(ANCHOR, parameter))
+        self._residual_of(parameter).copy_(fields.get(RESIDUAL, torch.zeros_like(parameter)))
+        parameter.copy_(fields.get(LOCAL, parameter))
+        _load_adam(self._inner, parameter, fields)
+
+
+LocalSteps: TypeAlias = DiLoCo | SparseLoCo
+"""Optimizers whose workers leave what they have in common, the anchor, until the next exchange."""
+
+
+def are_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether all elements are numbers; their sums tell, since an overflow of a sum is none to go on with either."""
+    return all(bool(torch.isfinite(tensor.sum())) for tensor in tensors)
+
+
+def _adam_fields(adam: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+    """As they would be after the first step, where there was none yet."""
+    state = adam.state.get(parameter, {})
+    if not state:
+        zeros = torch.zeros_like(parameter, dtype=torch.float32)
+        return {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def _load_adam(adam: torch.optim.Optimizer, parameter: Tensor, fields: Mapping[str, Tensor]) -> None:
+    adam.state.pop(parameter, None)
+    own = {name: value for name, value in fields.items() if name in ("step", "exp_avg", "exp_avg_sq")}
+    if own:
+        device = {name: "cpu" if name == "step" else parameter.device for name in own}
+        adam.state[parameter] = {name: value.detach().to(device[name], copy=True) for name, value in own.items()}
 
 
 @torch.no_grad()

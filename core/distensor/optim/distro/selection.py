@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distensor.optim.distro.codec import LOWEST, Rows, code_of, magnitude_of
+from distensor.optim.distro.codec import LOWEST, Magnitudes, Rows, code_of, magnitude_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,10 +60,12 @@ def _two_bits(places: Tensor, chosen: Tensor, magnitude: Tensor) -> Rows:
     )
 
 
-def add_rows(matrix: Tensor, rows: Rows) -> None:
-    """Add what one worker sent to (rows, length) sums. The places of a row differ: no order changes it."""
+def add_rows(matrix: Tensor, rows: Rows, scales: Magnitudes | None = None) -> None:
+    """Add what one worker sent to (rows, length) sums, each row times its scale. The places of a row differ: no order
+    changes it."""
+    values = rows.values() if scales is None else rows.values() * scales[:, None]
     places = torch.from_numpy(rows.places).to(matrix.device)
-    matrix.scatter_add_(1, places, torch.from_numpy(rows.values()).to(matrix.device, matrix.dtype))
+    matrix.scatter_add_(1, places, torch.from_numpy(values).to(matrix.device, matrix.dtype))
 
 
 def count_rows(matrix: Tensor, rows: Rows) -> None:

@@ -20,6 +20,7 @@ from distensor.optim.distro.codec import Rows, decode, encode
 from distensor.optim.distro.exchange import Exchange, exchange_of
 from distensor.optim.distro.layout import Layout, make_layout
 from distensor.optim.distro.packing import Packing
+from distensor.optim.distro.protection import Exchanged, Scales, copied, lost_most, row_factors
 from distensor.optim.distro.selection import add_rows, select
 
 RESIDUAL = "residual"
@@ -63,6 +64,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         group: the workers; None for the default group, or this process alone. With `delay` it has to be a group that
             nothing else uses, since the exchange runs beside the script.
         exchange: instead of `group`, any other way to the workers.
+        clip_messages: a message with more than so many times the median norm is scaled down to that; None: none is.
     """
 
     def __init__(
@@ -77,8 +79,12 @@ class SparseOptimizer(torch.optim.Optimizer):
         look_ahead: bool,
         group: dist.ProcessGroup | None,
         exchange: Exchange | None,
+        clip_messages: float | None = 4.0,
     ) -> None:
         super().__init__(params, defaults)
+        self._clip_messages = clip_messages
+        self.exchanged = Exchanged()
+        """What there was to notice about the newest exchange."""
         if value_bits not in (1, 2):
             raise ConfigError(f"value_bits = {value_bits}; expected 1 or 2")
         self._value_bits = value_bits
@@ -123,18 +129,18 @@ class SparseOptimizer(torch.optim.Optimizer):
     def _unpack(self, matrices: Sequence[Tensor], into: Sequence[Tensor]) -> None:
         self._packing.unpack(matrices, into)
 
-    def _combine(self, updates: Sequence[list[Rows]]) -> list[Tensor]:
+    def _combine(self, updates: Sequence[list[Rows]], scales: Scales) -> list[Tensor]:
         """The workers' updates, in the order of their ranks, as the sum divided by their number."""
-        sums = self._sum(updates)
+        sums = self._sum(updates, scales)
         for matrix in sums:
             matrix.div_(max(1, len(updates)))
         return sums
 
-    def _sum(self, updates: Sequence[list[Rows]]) -> list[Tensor]:
+    def _sum(self, updates: Sequence[list[Rows]], scales: Scales) -> list[Tensor]:
         sums = self._packing.zeros(self._device)
-        for update in updates:
-            for matrix, rows in zip(sums, update, strict=True):
-                add_rows(matrix, rows)
+        for update, own in zip(updates, scales, strict=True):
+            for matrix, rows, scale in zip(sums, update, own, strict=True):
+                add_rows(matrix, rows, scale)
         return sums
 
     def _with_groups(self, mean: Sequence[Tensor]) -> Iterator[tuple[Tensor, dict[str, Any], Tensor]]:
@@ -182,9 +188,20 @@ class SparseOptimizer(torch.optim.Optimizer):
         Raises:
             FrameError: a message that is not one of this layout.
         """
+        senders = [rank for rank, message in enumerate(messages) if message]
         updates = [decode(self.layout, message) for message in messages if message]
+        scales = row_factors(updates, self._clip_messages)
+        self._apply(updates, scales)
+        judged = zip(senders, updates, scales, strict=True)
+        self.exchanged = Exchanged(
+            silent=tuple(rank for rank, message in enumerate(messages) if not message),
+            clipped=tuple(rank for rank, update, scale in judged if lost_most(update, scale)),
+            copies=tuple((senders[one], senders[other]) for one, other in copied(self.layout, updates)),
+        )
+
+    def _apply(self, updates: Sequence[list[Rows]], scales: Scales) -> None:
         mean = [torch.empty(p.shape, device=p.device) for p in self._tensors]
-        self._unpack(self._combine(updates), mean)
+        self._unpack(self._combine(updates, scales), mean)
         self._update(mean)
         self._round_masters()
 
@@ -228,7 +245,8 @@ class SparseOptimizer(torch.optim.Optimizer):
         pending.begin(message, self._exchange)
         if self._look_ahead and message:
             self._save_shared()
-            self.apply([message])
+            updates = [decode(self.layout, message)]
+            self._apply(updates, row_factors(updates, None))
 
     @torch.no_grad()
     def settle(self) -> None:
