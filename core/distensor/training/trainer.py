@@ -67,9 +67,9 @@ class Trainer:
             "interleaved" with several stages a rank; "zbv" with two, placed as a V: rank r holds stages r and 2P-1-r.
         sync: "allreduce": every replica holds all weights of its stages; "zero3": weights, gradients and optimizer
             state are cut over the replicas, and a stage's weights are whole only while it is used; "distro", "demo":
-            each replica keeps its own gradients and sends a few bytes for each thousand weights (docs/distro.md).
-        sync_options: with "distro" and "demo": "k" of "chunk" entries travel (32 of 4096), with "value_bits" 1 or 2;
-            with "demo" also "decay", of its momentum.
+            each replica keeps its own gradients and sends a few bytes for each thousand weights; "diloco",
+            "sparseloco": it takes many steps of its own between two exchanges (docs/distro.md).
+        sync_options: of the last four, as docs/distro.md lists them: {"k": 32}, {"every": 50}.
         micro_batches: how many parts a replica's rows are cut into; by default twice the pipeline's ranks.
         clip_norm: the largest norm that the gradient of the whole model may have.
         norm_type: which norm: 2.0, 1.0 or "inf". `StepResult.grad_norm` is of this type too.
