@@ -39,6 +39,7 @@ from distensor_tui.scene import (
     Say,
     Scene,
     Screen,
+    Suspend,
     Toast,
     Ui,
     View,
@@ -255,6 +256,8 @@ class Dashboard(App[int], inherit_bindings=False):
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, Quit):
             self.exit(0)
+        elif isinstance(effect, Suspend):
+            self.action_suspend_process()
         elif isinstance(effect, Copy):
             self.copy_to_clipboard(effect.text[:LONGEST_COPY])
             self._toast("Copied." if len(effect.text) <= LONGEST_COPY else "Copied the beginning.", Tone.GOOD)

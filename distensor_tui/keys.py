@@ -10,7 +10,7 @@ from distensor_tui import onboarding, orders
 from distensor_tui.actions import Action, find, perform
 from distensor_tui.dialogs import Info
 from distensor_tui.finder import Palette
-from distensor_tui.scene import Copy, Place, Play, Playing, Quit, Say, Scene, Screen, Step, Ui
+from distensor_tui.scene import Copy, Place, Play, Playing, Quit, Say, Scene, Screen, Step, Suspend, Ui
 from distensor_tui.screens.page import facts_text, open_row, reads_down, selected, shown_rows
 from distensor_tui.screens.table import SCREENS, notices, spec
 from distensor_tui.text import EMPTY, Line, Tone, fill, line, wrap
@@ -26,6 +26,8 @@ def press(scene: Scene, key: str, character: str | None) -> Step:
     """The step for one key."""
     if key == "ctrl+c":
         return scene.ui, Quit()
+    if key == "ctrl+z":
+        return scene.ui, Suspend()
     if scene.ui.dialog is not None:
         return scene.ui.dialog.press(scene, key, character)
     if scene.ui.typing:

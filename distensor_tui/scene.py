@@ -198,6 +198,11 @@ class Quit:
 
 
 @dataclass(frozen=True, slots=True)
+class Suspend:
+    """Give the terminal back to the shell until it continues the view."""
+
+
+@dataclass(frozen=True, slots=True)
 class Copy:
     """Put the text on the clipboard."""
 
@@ -228,7 +233,7 @@ class Play:
     what: Playing
 
 
-Effect: TypeAlias = "Ask | Quit | Copy | Say | Play | None"
+Effect: TypeAlias = "Ask | Quit | Suspend | Copy | Say | Play | None"
 Step: TypeAlias = "tuple[Ui, Effect]"
 
 

@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import sys
+import threading
 from codecs import getincrementaldecoder
 from collections.abc import Callable
 from typing import IO, Any
@@ -19,6 +20,8 @@ from textual.drivers.linux_driver import LinuxDriver
 from distensor_tui.app import Dashboard
 
 GONE_EXIT_CODE = 129
+ONE_RETURN_S = 0.5
+"""SIGCONT comes with every return, also with one that has been dealt with just now."""
 ESCAPE_WAIT_S = 0.1
 """After this silence a lone Esc is the Esc key, not the begin of a sequence."""
 
@@ -57,9 +60,11 @@ class ForgivingFile:
 
 
 class SafeDriver(LinuxDriver):
-    """Textual's driver on standard output, with a forgiving file and an input thread that can be woken.
+    """Textual's driver on standard output: a forgiving file, an input thread that can be woken, job control.
 
     Textual's own thread notices the end only between two waits of 0.1 s, and takes a terminal that is gone for a bug.
+    Its handlers of SIGTSTP and SIGCONT write from within the signal, where a lock may be held, stop a program that no
+    shell can start again, and after a SIGSTOP take the raw terminal for the one to restore: here are others.
     """
 
     def __init__(self, app: Dashboard, **options: Any) -> None:  # the base class names these loosely
@@ -70,6 +75,42 @@ class SafeDriver(LinuxDriver):
         forgiving = ForgivingFile(sys.__stdout__, self._gone)
         self._file = forgiving  # type: ignore[assignment]  # the base class wants a whole TextIOWrapper
         self._woken, self._waker = os.pipe()
+        self._loop = loop
+        self._back_at = float("-inf")
+        loop.add_signal_handler(signal.SIGTSTP, self._on_suspend)
+        loop.add_signal_handler(signal.SIGCONT, self._on_continue)
+
+    def _on_suspend(self) -> None:
+        """Give the terminal back and stop; on the way back take it again.
+
+        By the signal's own default, for the kernel leaves it out where no shell could ever continue us.
+        """
+        self.suspend_application_mode()
+        self._loop.remove_signal_handler(signal.SIGTSTP)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)
+        self._loop.add_signal_handler(signal.SIGTSTP, self._on_suspend)
+        self._come_back()
+
+    def _on_continue(self) -> None:
+        """Stopped without a warning: whoever had the terminal meanwhile has changed its settings and its screen."""
+        if not self._drawing or self._loop.time() - self._back_at >= ONE_RETURN_S:
+            self._come_back()
+
+    def _come_back(self) -> None:
+        """In the background this comes to nothing, and the process is stopped: it is tried again when it continues."""
+        if self._drawing:
+            self.suspend_application_mode()
+        self.resume_application_mode()
+        self._back_at = self._loop.time()
+
+    @property
+    def _drawing(self) -> bool:
+        return self._writer_thread is not None and self._writer_thread.is_alive()
+
+    def suspend_application_mode(self) -> None:
+        """Unlike at the end, the pipe stays: the input thread is started again."""
+        self.stop_application_mode()
+        super().close()
 
     def run_input_thread(self) -> None:
         """Read keys until woken by `disable_input`."""

@@ -14,7 +14,7 @@ import tui_fake as fake
 from test_tui_cli import ServerThread
 from tui_pty import Terminal
 
-ENTERED = "\x1b[?1049h"
+ENTERED, LEFT = "\x1b[?1049h", "\x1b[?1049l"
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ Open = Callable[..., Terminal]
 def terminal(path: Path) -> Iterator[Open]:
     opened: list[Terminal] = []
 
-    def start(*words: str, size: tuple[int, int] = (120, 40), **environ: str) -> Terminal:
-        opened.append(Terminal(["--socket", str(path), *words], size, **environ))
+    def start(*words: str, size: tuple[int, int] = (120, 40), shell: bool = False, **environ: str) -> Terminal:
+        opened.append(Terminal(["--socket", str(path), *words], size, shell=shell, **environ))
         return opened[-1]
 
     yield start
@@ -153,6 +153,44 @@ def test_small_and_large_again_before_it_can_look(server: fake.FakeSupervisor, t
     screen.resize(120, 40)
     screen.process.send_signal(signal.SIGCONT)
     screen.until_shown("EARNING")
+    screen.press("q")
+    assert screen.until_ended() == 0
+    assert screen.restored, "what it found when it continued was its own raw terminal"
+
+
+def test_ctrl_z_gives_the_terminal_to_the_shell_and_fg_draws_the_screen_again(
+    server: fake.FakeSupervisor, terminal: Open
+) -> None:
+    screen = terminal(shell=True)
+    screen.until_shown("EARNING")
+    screen.forget()
+    screen.press("\x1a")
+    screen.until_shown("stopped, canonical True")
+    assert LEFT.encode() in screen.output
+    screen.forget()
+    screen.press("bg\r")
+    screen.until_shown("stopped, canonical True")  # a program in the background may not draw
+    assert ENTERED.encode() not in screen.output
+    screen.forget()
+    screen.press("fg\r")
+    screen.until_shown("EARNING")
+    assert ENTERED.encode() in screen.output
+    screen.press("2")
+    screen.until_shown("Workers on this node")
+    screen.press("q")
+    assert screen.until_ended() == 0
+
+
+def test_ctrl_z_without_a_shell_does_not_freeze_the_window(server: fake.FakeSupervisor, terminal: Open) -> None:
+    screen = terminal()
+    screen.until_shown("EARNING")
+    screen.forget()
+    screen.press("\x1a")
+    screen.until_shown("EARNING")
+    assert LEFT.encode() in screen.output
+    screen.press("q")
+    assert screen.until_ended() == 0
+    assert screen.restored
 
 
 @pytest.mark.parametrize("environ", [{"TERM": "linux"}, {"LANG": "C", "LC_ALL": "C"}, {"NO_COLOR": "1"}], ids=str)

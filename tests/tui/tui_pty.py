@@ -15,12 +15,35 @@ import time
 from collections.abc import Callable, Sequence
 
 DEADLINE = 20.0
+SHELL = """
+import os, signal, subprocess, sys, fcntl, termios
+
+def foreground(group):
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    os.tcsetpgrp(0, group)
+    signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+child = subprocess.Popen(sys.argv[1:], process_group=0, preexec_fn=lambda: foreground(os.getpid()))
+while True:
+    _, status = os.waitpid(child.pid, os.WUNTRACED)
+    foreground(os.getpgrp())
+    if not os.WIFSTOPPED(status):
+        sys.exit(os.waitstatus_to_exitcode(status))
+    print("stopped, canonical", bool(termios.tcgetattr(0)[3] & termios.ICANON), flush=True)
+    if sys.stdin.readline() == "fg\\n":
+        foreground(child.pid)
+    os.kill(child.pid, signal.SIGCONT)
+"""
+"""A shell that runs one program: 'fg' and 'bg' continue it when it was stopped."""
 
 
 class Terminal:
     """`distensor` on a pty of the given size. `output` is every byte it ever wrote."""
 
-    def __init__(self, words: Sequence[str], size: tuple[int, int] = (120, 40), **environ: str) -> None:
+    def __init__(
+        self, words: Sequence[str], size: tuple[int, int] = (120, 40), *, shell: bool = False, **environ: str
+    ) -> None:
         self._master, slave = pty.openpty()
         self.resize(*size)
         self.before = termios.tcgetattr(slave)
@@ -28,7 +51,7 @@ class Terminal:
         self.output = b""
         self.started = time.monotonic()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "distensor_tui", *words],
+            [*([sys.executable, "-c", SHELL] if shell else []), sys.executable, "-m", "distensor_tui", *words],
             stdin=slave,
             stdout=slave,
             stderr=slave,
