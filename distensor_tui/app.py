@@ -9,6 +9,7 @@ from datetime import tzinfo
 from typing import Protocol
 
 from rich.segment import Segment
+from rich.style import Style
 from textual import events
 from textual.app import App, ComposeResult
 from textual.driver import Driver
@@ -24,7 +25,7 @@ from distensor_tui.glyphs import UNICODE, Glyphs
 from distensor_tui.history import remember
 from distensor_tui.keys import paste, press
 from distensor_tui.lastseen import LastSeen
-from distensor_tui.palette import BACKGROUND, styles
+from distensor_tui.palette import BACKGROUND, plain_styles, styles
 from distensor_tui.scene import (
     Ask,
     Copy,
@@ -80,12 +81,15 @@ class Recorded(Source, Protocol):
 class Canvas(Widget):
     """Shows lines; repaints those that changed."""
 
-    DEFAULT_CSS = f"Canvas {{ width: 100%; height: 100%; background: {BACKGROUND}; }}"
+    DEFAULT_CSS = f"""
+    Canvas {{ width: 100%; height: 100%; background: {BACKGROUND}; }}
+    Canvas:nocolor {{ background: ansi_default; }}
+    """
 
-    def __init__(self, resized: Callable[[], None]) -> None:
+    def __init__(self, resized: Callable[[], None], styles_of: Mapping[Tone, Style]) -> None:
         super().__init__()
         self._resized = resized
-        self._styles_of = styles()
+        self._styles_of = styles_of
         self._lines: list[Line] = []
         self._strips: list[Strip] = []
 
@@ -123,7 +127,10 @@ class Canvas(Widget):
 class Dashboard(App[int], inherit_bindings=False):
     """The view. Owns no state of the machine: quitting it stops nothing."""
 
-    CSS = f"Screen {{ background: {BACKGROUND}; }}"
+    CSS = f"""
+    Screen {{ background: {BACKGROUND}; }}
+    Screen:nocolor {{ background: ansi_default; }}
+    """
     ENABLE_COMMAND_PALETTE = False
     ALLOW_SELECT = False
     TITLE = "disTensor"
@@ -137,17 +144,18 @@ class Dashboard(App[int], inherit_bindings=False):
         zone: tzinfo | None = None,
         glyphs: Glyphs = UNICODE,
         screen: Screen = Screen.HOME,
+        colours: bool = True,
         driver_class: type[Driver] | None = None,
         last_seen: Callable[[], LastSeen | None] = lambda: None,
     ) -> None:
-        super().__init__(driver_class=driver_class)
+        super().__init__(driver_class=driver_class, ansi_color=None if colours else True)
         self._now, self._monotonic, self._zone, self._glyphs = now, monotonic, zone, glyphs
         self._last_seen = last_seen
         self._source: Source | None = None
         self._player: Recorded | None = None
         self._view = View(feed=Feed(source=name))
         self._ui = Ui(place=Place(screen=screen))
-        self._canvas = Canvas(self._resized)
+        self._canvas = Canvas(self._resized, styles() if colours else plain_styles())
         self._painted_at = NEVER
         self._data_shown = False
         self._paint_due = False

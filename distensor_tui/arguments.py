@@ -83,6 +83,7 @@ def _dashboard_options(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument("--wait", type=positive, default=2.0, metavar="S", help="watch so long before the screenshot")
     parser.add_argument("--screen", type=int, choices=range(1, 8), default=1, help="open this screen first")
     parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
+    parser.add_argument("--no-mouse", action="store_true", help="leave the mouse to the terminal, to select text with")
 
 
 def positive(text: str) -> float:

@@ -67,4 +67,5 @@ Without a command `distensor` opens the dashboard. Where that cannot be drawn (n
 60x15) it prints the status as text and ends with 0. Every command takes `--json`: one object on one line with `"v": 1`
 and `"ok"`; an answer with `"ok": false` carries `error` with `code`, `message` and `fix`;
 [schemas](schemas) describe each answer. The text commands use no
-colours; the dashboard honours `NO_COLOR`. The supervisor's socket is given by `--socket` or `DISTENSOR_SOCKET`."""
+colours; the dashboard honours `NO_COLOR`, and takes `--ascii` and `--no-mouse`. The supervisor's socket is given by
+`--socket` or `DISTENSOR_SOCKET`."""

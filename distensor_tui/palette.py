@@ -42,6 +42,15 @@ PILLS = {
 }
 
 
+FAINTER = frozenset({Tone.DIM, Tone.FAINT, Tone.BORDER, Tone.TRACK, Tone.WAIT})
+
+
+def plain_styles() -> dict[Tone, Style]:
+    """For NO_COLOR: the terminal's own colours; what matters is bold, what does not is dim, the state is reversed."""
+    found = {tone: Style(bold=bold, dim=tone in FAINTER) for tone, (_, bold) in COLOURS.items()}
+    return found | {tone: Style(bold=True, reverse=True) for tone in PILLS}
+
+
 def styles() -> dict[Tone, Style]:
     found = {tone: Style(color=colour, bgcolor=BACKGROUND, bold=bold) for tone, (colour, bold) in COLOURS.items()}
     pills = {tone: Style(color=INK, bgcolor=colour, bold=True) for tone, colour in PILLS.items()}

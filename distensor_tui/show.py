@@ -30,7 +30,7 @@ def dashboard(options: argparse.Namespace, path: Path, moments: list[Moment] | N
         return _screenshot(app, options)
     from distensor_tui.terminal import run
 
-    return run(app)
+    return run(app, mouse=not options.no_mouse)
 
 
 def _app(options: argparse.Namespace, path: Path, moments: list[Moment] | None) -> Dashboard:
@@ -43,6 +43,7 @@ def _app(options: argparse.Namespace, path: Path, moments: list[Moment] | None) 
         monotonic=system_monotonic,
         glyphs=glyphs.ASCII if options.ascii else glyphs.for_terminal(os.environ),
         screen=Screen(options.screen),
+        colours="NO_COLOR" not in os.environ,
         driver_class=SafeDriver,
         last_seen=lambda: lastseen.load(lastseen_places(path)),
     )

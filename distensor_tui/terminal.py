@@ -158,9 +158,9 @@ def _from_thread(loop: asyncio.AbstractEventLoop, app: Dashboard) -> None:
         loop.call_soon_threadsafe(app.exit, GONE_EXIT_CODE)
 
 
-def run(app: Dashboard) -> int:
+def run(app: Dashboard, *, mouse: bool = True) -> int:
     """Show the app on this terminal until it is quit or a signal comes; the terminal is restored in any case."""
-    code = asyncio.run(_run(app))
+    code = asyncio.run(_run(app, mouse=mouse))
     gc.freeze()  # nothing is left to collect for: the process ends, 60 ms sooner without a last search for cycles
     if code == GONE_EXIT_CODE:
         _forget_output()
@@ -174,8 +174,8 @@ def _forget_output() -> None:
         os.dup2(nowhere.fileno(), sys.__stdout__.fileno())
 
 
-async def _run(app: Dashboard) -> int | None:
+async def _run(app: Dashboard, *, mouse: bool) -> int | None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         loop.add_signal_handler(number, app.exit, 128 + number)
-    return await app.run_async()
+    return await app.run_async(mouse=mouse)

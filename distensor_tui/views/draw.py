@@ -78,6 +78,8 @@ def _inner(panel: Panel, size: int, height: int, glyphs: Glyphs) -> list[Line]:
         return pad_rows(rows, height, size)
     if panel.tail:
         return pad_rows(rows[hidden:], height, size)
+    if height == 1:
+        return pad_rows(rows[:1], height, size)  # the first row says more than how many there are
     more = f"{glyphs.ellipsis} {hidden + 1} more" + (f" (press {panel.key})" if panel.key else "")
     return pad_rows([*rows[: height - 1], line((more, Tone.DIM))], height, size)
 

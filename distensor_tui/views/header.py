@@ -109,9 +109,9 @@ def _money(view: View, room: int) -> Line:
         return EMPTY
     today = line(("today ", Tone.DIM), (f"{fmt.short_credits(earnings.today_micro)} cr", Tone.GOOD))
     if (micro := earnings.pending_micro) is None:
-        return (*today, Span(" "))
+        return (Span(" "), *today, Span(" "))
     waiting = line(("  pending ", Tone.DIM), f"~{fmt.short_credits(micro)}")
-    return (*today, *(waiting if width(today) + width(waiting) + 3 <= room else EMPTY), Span(" "))
+    return (Span(" "), *today, *(waiting if width(today) + width(waiting) + 3 <= room else EMPTY), Span(" "))
 
 
 Notice = tuple[Tone, str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import tui_fake as fake
 from test_tui_cli import ServerThread
 from tui_pty import Terminal
 
+COLOUR = re.compile(rb"\x1b\[[\d;]*[34](8;|[0-7])[\d;]*m")
 ENTERED, LEFT = "\x1b[?1049h", "\x1b[?1049l"
 
 
@@ -199,8 +201,20 @@ def test_poor_terminals(server: fake.FakeSupervisor, terminal: Open, environ: di
     screen.until_shown("EARNING")
     if "NO_COLOR" not in environ:
         assert "╭" not in screen.output.decode()
+    assert bool(COLOUR.search(screen.output)) != ("NO_COLOR" in environ)
+    assert b"\x1b[?1000h" in screen.output
     screen.press("q")
     assert screen.until_ended() == 0
+
+
+def test_the_mouse_may_stay_with_the_terminal(server: fake.FakeSupervisor, terminal: Open) -> None:
+    screen = terminal("--no-mouse")
+    screen.until_shown("EARNING")
+    screen.press("2")
+    screen.until_shown("Workers on this node")
+    screen.press("q")
+    assert screen.until_ended() == 0
+    assert b"\x1b[?1000h" not in screen.output
 
 
 @pytest.mark.parametrize(("size", "environ"), [((59, 40), {}), ((120, 14), {}), ((120, 40), {"TERM": "dumb"})])
