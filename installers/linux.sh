@@ -16,6 +16,7 @@ STEP="start"
 FINISHED=no
 LOCKED=no
 WORK=""
+MADE=""
 
 say() { printf '%s\n' "$*"; }
 warn() { printf 'distensor: %s\n' "$*" >&2; }
@@ -60,7 +61,8 @@ system_places() {
 record() {
     local line
     line="$(printf '%s\t%s' "$1" "$2")"
-    grep -qxF -- "$line" "$MANIFEST" 2>/dev/null || printf '%s\n' "$line" >>"$MANIFEST"
+    grep -qxF -- "$line" "$MANIFEST" 2>/dev/null || printf '%s\n' "$line" >>"$MANIFEST" ||
+        fail "$MANIFEST cannot be written; is the disk full or read-only?"
 }
 
 # missing_folders PATH: PATH and the folders above it that are not there, the outermost first.
@@ -79,11 +81,20 @@ open_list() {
     local folder made
     folder="$(dirname "$MANIFEST")"
     made="$(missing_folders "$folder")"
+    MADE="$made"
     mkdir -p "$folder" || fail "$folder cannot be made; is the disk full or read-only?"
     touch "$MANIFEST" || fail "$MANIFEST cannot be written; is the disk full or read-only?"
     printf '%s\n' "$made" | while IFS= read -r path; do
         [ -z "$path" ] || [ "$path" = "$STATE" ] || [ "$path" = "$CONFIG" ] || record dir "$path"
     done
+}
+
+# unmake: the folders of the list itself, which a full disk may have kept out of it.
+unmake() {
+    printf '%s\n' "$MADE" | awk '{ line[NR] = $0 } END { for (i = NR; i > 0; i--) print line[i] }' |
+        while IFS= read -r path; do
+            [ -z "$path" ] || rmdir "$path" 2>/dev/null || true
+        done
 }
 
 # make_folder PATH: with a line for each folder that was not there.
@@ -147,6 +158,7 @@ linux_check() {
     [ "$(uname -s)" = Linux ] || fail "this is $(uname -s), not Linux; use macos.sh on a Mac"
     if [ "$SYSTEM" = yes ]; then
         [ "$(id -u)" = 0 ] || fail "--system needs root; leave it out to install for yourself"
+        linux_manager || [ "$SERVICE" = no ] || fail "--system needs systemd, which does not answer here; leave it out"
     elif [ -n "${SUDO_USER:-}" ] && [ "$(id -u)" = 0 ]; then
         fail "run it without sudo to install for yourself ($SUDO_USER), or with --system for the whole machine"
     fi
@@ -193,6 +205,8 @@ linux_forget_service() {
 }
 
 linux_after() {
+    # systemd has one file for each user who asked for it.
+    [ ! -e "/var/lib/systemd/linger/$(id -un)" ] || return 0
     if [ "$SYSTEM" = no ] && linux_manager && command -v loginctl >/dev/null 2>&1; then
         say "It runs while you are logged in; to keep it running after that: loginctl enable-linger"
     fi
@@ -268,13 +282,32 @@ remove_file() {
     fi
 }
 
+# empty_out FOLDER: all but the books and the authority of a hub that runs here, too: they are not the supervisor's.
+empty_out() {
+    if [ ! -d "$1/hub" ]; then
+        rm -rf "$1"
+        return
+    fi
+    find "$1" -mindepth 1 -maxdepth 1 ! -name hub -exec rm -rf {} +
+    warn "$1/hub is left: these are the books of a hub, which all its nodes need (rm -r $1/hub if nobody does)"
+}
+
 remove_kept() {
     [ -d "$1" ] || return 0
     if [ "$PURGE" = yes ] && ours "$1"; then
-        rm -rf "$1"
+        empty_out "$1"
     elif ! rmdir "$1" 2>/dev/null; then
         printf 'kept\t%s\n' "$1"
     fi
+}
+
+# A supervisor that was started by hand belongs to no service: its programs are not taken away under it.
+refuse_while_one_runs() {
+    local pid folder="$STATE/server"
+    [ "$SYSTEM" = no ] || folder="$STATE"
+    pid="$(cat "$folder/lock" 2>/dev/null)" || return 0
+    [ -n "$pid" ] && ps -o args= -p "$pid" 2>/dev/null | grep -qF -- "$APP/" || return 0
+    fail "a supervisor still runs that was started by hand; end it (kill $pid, it finishes its round first), then try again"
 }
 
 # walk_list LINES: remove backwards; prints the lines of what stays.
@@ -339,12 +372,13 @@ uninstall() {
         return 0
     fi
     stop_service
+    refuse_while_one_runs
+    say "removing the programs, which may take a minute"
     forget_key
     take_away
     if [ -e "$MANIFEST" ]; then
-        say "Removed. Kept, because it is yours:"
-        awk -F '\t' '$1 == "kept" { print "  " $2 }' "$MANIFEST"
-        say "uninstall.sh --purge removes that, too."
+        say "Removed. Kept, because it is yours (identity, receipts, settings); this removes it, too:"
+        awk -F '\t' '$1 == "kept" { gsub(/\047/, "\047\\\\\047\047", $2); printf "  rm -r \047%s\047\n", $2 }' "$MANIFEST"
     else
         say "Removed; nothing is left."
     fi
@@ -360,6 +394,8 @@ OLD=""
 NEW=""
 SWITCHED=no
 KEY_REFUSED=no
+ASKED=no
+PROGRESS=""
 
 find_python() {
     local name tried="" bare=""
@@ -392,10 +428,16 @@ wheel() {
     printf '%s' "$found"
 }
 
+# copy FROM TO: with the folder that may be full.
+copy() {
+    cp "$1" "$2" || fail "$1 cannot be copied to $(dirname "$2"); is the disk full or read-only?"
+}
+
 # verified NAME: copy it, then compare the copy's sum, so that what was compared is what is installed.
 verified() {
     local wanted is
-    cp "$DISTENSOR_WHEELS/$1" "$WORK/$1" || fail "$DISTENSOR_WHEELS/$1 cannot be read"
+    [ -r "$DISTENSOR_WHEELS/$1" ] || fail "$DISTENSOR_WHEELS/$1 cannot be read"
+    copy "$DISTENSOR_WHEELS/$1" "$WORK/$1"
     wanted="$(awk -v name="$1" '$2 == name { print $1 }' "$WORK/SHA256SUMS")"
     is="$(sha256_of "$WORK/$1")"
     [ "$is" = "$wanted" ] || fail "$1 is not the file it should be: sha256 $is, expected $wanted"
@@ -405,7 +447,7 @@ check_wheels() {
     [ -n "${DISTENSOR_WHEELS:-}" ] || fail "there is no public place to download from yet; build the wheels from the \
 source (make wheels) and name their folder: DISTENSOR_WHEELS=/path/to/dist"
     [ -f "$DISTENSOR_WHEELS/SHA256SUMS" ] || fail "$DISTENSOR_WHEELS/SHA256SUMS is not there; make wheels writes it"
-    cp "$DISTENSOR_WHEELS/SHA256SUMS" "$WORK/SHA256SUMS"
+    copy "$DISTENSOR_WHEELS/SHA256SUMS" "$WORK/SHA256SUMS"
     LIBRARY="$(wheel distensor)"
     SUPERVISOR="$(wheel distensor_server)"
     DASHBOARD="$(wheel distensor_tui)"
@@ -436,17 +478,25 @@ has_key() {
 ask_key() {
     has_key && return
     if [ "$DRY" = no ] && (exec </dev/tty) 2>/dev/null; then
+        ASKED=yes
         printf 'Key of this machine (dtj_..., not shown; Enter to give it later): ' >/dev/tty
         IFS= read -r -s KEY </dev/tty || KEY=""
         printf '\n' >/dev/tty
     fi
 }
 
+# Who was asked knows that there is none. A script out of a pipe has no name of its own.
 say_how_to_give_the_key() {
-    say "There is no key yet. In front of a pipe only the first command gets a variable; give it to bash:"
-    say "  curl -fsSL ... | DISTENSOR_API_KEY=dtj_... bash"
-    say "or give the key now:"
-    say "  $BIN/distensor auth login"
+    say "There is no key yet, so it waits and earns nothing. Give it the key (the dashboard asks for it, too):"
+    say "  $BIN/distensor auth login$(scope_option)"
+    if [ "$ASKED" = no ] && [ ! -f "$0" ]; then
+        say "In front of a pipe only the first command gets a variable. Next time give it to bash:"
+        say "  curl -fsSL ... | DISTENSOR_API_KEY=dtj_... bash"
+    fi
+}
+
+scope_option() {
+    [ "$SYSTEM" = no ] || printf ' --system'
 }
 
 prepare() {
@@ -475,26 +525,54 @@ up_to_date() {
     [ -n "$OLD" ] && cmp -s "$WORK/SHA256SUMS" "$APP/$OLD/SHA256SUMS" && answers_version "$APP/$OLD"
 }
 
+# explain LOG LINES: its end, and the cause in words where it is one that a person can repair.
+explain() {
+    tail -n "$2" "$1" >&2
+    if grep -qi 'no space left on device' "$1"; then
+        fail "the disk of $APP is full; PyTorch needs about 1.5 GB there (several for CUDA)"
+    fi
+}
+
 make_environment() {
     local folder
-    folder="$(mktemp -d "$APP/venv.XXXXXX")"
+    folder="$(mktemp -d "$APP/venv.XXXXXX")" || fail "$APP cannot be written; is the disk full or read-only?"
     NEW="$(basename "$folder")"
     [ "$SYSTEM" = no ] || chmod 755 "$folder"
     "$PYTHON" -m venv "$folder" >"$WORK/venv.log" 2>&1 || {
-        tail -n 5 "$WORK/venv.log" >&2
+        explain "$WORK/venv.log" 5
         fail "$PYTHON could not make a virtual environment; this may help: $("${PLATFORM}_python_hint")"
     }
 }
 
+# Minutes without a word look like a fault: on a terminal, how long it takes and how much is there by now.
+show_progress() {
+    local seconds=0
+    [ -t 1 ] || return 0
+    while sleep "${DISTENSOR_PROGRESS_SECONDS:-10}" && kill -0 "$$" 2>/dev/null; do
+        seconds=$((seconds + ${DISTENSOR_PROGRESS_SECONDS:-10}))
+        say "   $seconds s, $(du -sm "$APP/$NEW" 2>/dev/null | cut -f 1) MB of about 1400"
+    done 9>&- &
+    PROGRESS=$!
+}
+
+end_progress() {
+    [ -n "$PROGRESS" ] || return 0
+    kill "$PROGRESS" 2>/dev/null || true
+    wait "$PROGRESS" 2>/dev/null || true
+    PROGRESS=""
+}
+
 install_wheels() {
+    show_progress
     # DISTENSOR_PIP_ARGS: more options for pip, in words: another index, or --no-index --find-links /media/usb
     # shellcheck disable=SC2086  # words
     "$APP/$NEW/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
         ${CONSTRAINTS:+-c "$CONSTRAINTS"} ${DISTENSOR_PIP_ARGS:-} \
         "$WORK/$LIBRARY" "$WORK/$SUPERVISOR" "$WORK/$DASHBOARD" >"$WORK/pip.log" 2>&1 || {
-        tail -n 15 "$WORK/pip.log" >&2
+        explain "$WORK/pip.log" 15
         fail "pip could not install the wheels"
     }
+    end_progress
 }
 
 answers_version() {
@@ -504,7 +582,7 @@ answers_version() {
 
 check_environment() {
     answers_version "$APP/$NEW" || fail "what was installed does not run: $APP/$NEW/bin/distensor-server --version"
-    cp "$WORK/SHA256SUMS" "$APP/$NEW/SHA256SUMS"
+    copy "$WORK/SHA256SUMS" "$APP/$NEW/SHA256SUMS"
 }
 
 # point_to NAME: rename(2) over the old link; mv would go into the folder that it points to.
@@ -547,9 +625,24 @@ keep_key() {
     [ "$code" = 0 ] || KEY_REFUSED=yes
 }
 
+# runs_from FOLDER: whether the supervisor of this installation was started from there.
+runs_from() {
+    local pid folder="$STATE/server"
+    [ "$SYSTEM" = no ] || folder="$STATE"
+    pid="$(cat "$folder/lock" 2>/dev/null)" || return 1
+    [ -n "$pid" ] && ps -o args= -p "$pid" 2>/dev/null | grep -qF -- "$1/"
+}
+
+# The same wheels again are no reason to end the work that runs.
 start_service() {
+    local keep=""
+    if [ -z "$NEW" ] && runs_from "$APP/$OLD"; then
+        keep=--keep-running
+    elif [ -n "$OLD" ] && [ -e "$UNIT" ]; then
+        say "running work has up to two minutes to finish its round"
+    fi
     # shellcheck disable=SC2046  # no word or one
-    "$APP/current/bin/distensor" service install $(scope) 9>&- || fail "the service does not start"
+    "$APP/current/bin/distensor" service install $keep $(scope) 9>&- || fail "the service does not start"
 }
 
 # Success is said only after the supervisor itself has answered.
@@ -580,6 +673,7 @@ undo() {
         [ -z "$KEY" ] || forget_key
         PURGE=no
         take_away
+        unmake
         warn "nothing of this attempt is left; it can be tried again"
     elif [ -n "$NEW" ]; then
         rm -rf "${APP:?}/$NEW"
@@ -588,6 +682,7 @@ undo() {
 
 on_exit() {
     local code=$?
+    end_progress
     if [ "$FINISHED" = no ] && [ "$code" != 0 ]; then
         warn "stopped at: $STEP"
         [ "$LOCKED" = no ] || undo
@@ -653,6 +748,7 @@ install() {
 remove_old() {
     [ -n "$OLD" ] && [ -n "$NEW" ] || return 0
     if [ "$SERVICE" = yes ]; then
+        step "remove the version before"
         rm -rf "${APP:?}/$OLD"
     else
         say "A supervisor that runs now is still the old version: stop it and start it again."
@@ -679,9 +775,13 @@ farewell() {
         no) say "disTensor $VERSION is installed, without a service. Start it: $BIN/distensor-server run" ;;
         none) say "disTensor $VERSION is installed. No service manager answers here, so start it: $BIN/distensor-server run" ;;
     esac
+    say "Look at it: distensor"
     case ":${PATH:-}:" in
-        *":$BIN:"*) say "Look at it: distensor" ;;
-        *) say "Look at it: $BIN/distensor   ($BIN is not in PATH)" ;;
+        *":$BIN:"*) ;;
+        *)
+            say "This shell does not find it yet. Now, and in ~/.bashrc or ~/.zshrc for later ones:"
+            say "  export PATH=\"$BIN:\$PATH\""
+            ;;
     esac
     [ "$SERVICE" = no ] || "${PLATFORM}_after"
     has_key || say_how_to_give_the_key

@@ -16,6 +16,7 @@ STEP="start"
 FINISHED=no
 LOCKED=no
 WORK=""
+MADE=""
 
 say() { printf '%s\n' "$*"; }
 warn() { printf 'distensor: %s\n' "$*" >&2; }
@@ -60,7 +61,8 @@ system_places() {
 record() {
     local line
     line="$(printf '%s\t%s' "$1" "$2")"
-    grep -qxF -- "$line" "$MANIFEST" 2>/dev/null || printf '%s\n' "$line" >>"$MANIFEST"
+    grep -qxF -- "$line" "$MANIFEST" 2>/dev/null || printf '%s\n' "$line" >>"$MANIFEST" ||
+        fail "$MANIFEST cannot be written; is the disk full or read-only?"
 }
 
 # missing_folders PATH: PATH and the folders above it that are not there, the outermost first.
@@ -79,11 +81,20 @@ open_list() {
     local folder made
     folder="$(dirname "$MANIFEST")"
     made="$(missing_folders "$folder")"
+    MADE="$made"
     mkdir -p "$folder" || fail "$folder cannot be made; is the disk full or read-only?"
     touch "$MANIFEST" || fail "$MANIFEST cannot be written; is the disk full or read-only?"
     printf '%s\n' "$made" | while IFS= read -r path; do
         [ -z "$path" ] || [ "$path" = "$STATE" ] || [ "$path" = "$CONFIG" ] || record dir "$path"
     done
+}
+
+# unmake: the folders of the list itself, which a full disk may have kept out of it.
+unmake() {
+    printf '%s\n' "$MADE" | awk '{ line[NR] = $0 } END { for (i = NR; i > 0; i--) print line[i] }' |
+        while IFS= read -r path; do
+            [ -z "$path" ] || rmdir "$path" 2>/dev/null || true
+        done
 }
 
 # make_folder PATH: with a line for each folder that was not there.
@@ -147,6 +158,7 @@ linux_check() {
     [ "$(uname -s)" = Linux ] || fail "this is $(uname -s), not Linux; use macos.sh on a Mac"
     if [ "$SYSTEM" = yes ]; then
         [ "$(id -u)" = 0 ] || fail "--system needs root; leave it out to install for yourself"
+        linux_manager || [ "$SERVICE" = no ] || fail "--system needs systemd, which does not answer here; leave it out"
     elif [ -n "${SUDO_USER:-}" ] && [ "$(id -u)" = 0 ]; then
         fail "run it without sudo to install for yourself ($SUDO_USER), or with --system for the whole machine"
     fi
@@ -193,6 +205,8 @@ linux_forget_service() {
 }
 
 linux_after() {
+    # systemd has one file for each user who asked for it.
+    [ ! -e "/var/lib/systemd/linger/$(id -un)" ] || return 0
     if [ "$SYSTEM" = no ] && linux_manager && command -v loginctl >/dev/null 2>&1; then
         say "It runs while you are logged in; to keep it running after that: loginctl enable-linger"
     fi
@@ -334,13 +348,32 @@ remove_file() {
     fi
 }
 
+# empty_out FOLDER: all but the books and the authority of a hub that runs here, too: they are not the supervisor's.
+empty_out() {
+    if [ ! -d "$1/hub" ]; then
+        rm -rf "$1"
+        return
+    fi
+    find "$1" -mindepth 1 -maxdepth 1 ! -name hub -exec rm -rf {} +
+    warn "$1/hub is left: these are the books of a hub, which all its nodes need (rm -r $1/hub if nobody does)"
+}
+
 remove_kept() {
     [ -d "$1" ] || return 0
     if [ "$PURGE" = yes ] && ours "$1"; then
-        rm -rf "$1"
+        empty_out "$1"
     elif ! rmdir "$1" 2>/dev/null; then
         printf 'kept\t%s\n' "$1"
     fi
+}
+
+# A supervisor that was started by hand belongs to no service: its programs are not taken away under it.
+refuse_while_one_runs() {
+    local pid folder="$STATE/server"
+    [ "$SYSTEM" = no ] || folder="$STATE"
+    pid="$(cat "$folder/lock" 2>/dev/null)" || return 0
+    [ -n "$pid" ] && ps -o args= -p "$pid" 2>/dev/null | grep -qF -- "$APP/" || return 0
+    fail "a supervisor still runs that was started by hand; end it (kill $pid, it finishes its round first), then try again"
 }
 
 # walk_list LINES: remove backwards; prints the lines of what stays.
@@ -405,12 +438,13 @@ uninstall() {
         return 0
     fi
     stop_service
+    refuse_while_one_runs
+    say "removing the programs, which may take a minute"
     forget_key
     take_away
     if [ -e "$MANIFEST" ]; then
-        say "Removed. Kept, because it is yours:"
-        awk -F '\t' '$1 == "kept" { print "  " $2 }' "$MANIFEST"
-        say "uninstall.sh --purge removes that, too."
+        say "Removed. Kept, because it is yours (identity, receipts, settings); this removes it, too:"
+        awk -F '\t' '$1 == "kept" { gsub(/\047/, "\047\\\\\047\047", $2); printf "  rm -r \047%s\047\n", $2 }' "$MANIFEST"
     else
         say "Removed; nothing is left."
     fi

@@ -14,8 +14,13 @@ from distensor_server.service.ownership import Owner, owner_of
 Say = Callable[[str], None]
 
 
-def install(manager: ServiceManager, manifest: Manifest, say: Say, *, dry_run: bool = False) -> None:
+def install(
+    manager: ServiceManager, manifest: Manifest, say: Say, *, dry_run: bool = False, keep_running: bool = False
+) -> None:
     """Write the unit and start it. Again: write it anew if it is ours, and restart.
+
+    Args:
+        keep_running: leave alone what runs from the very unit that would be written; a restart would end its work.
 
     Raises:
         ServiceError: a unit that is not ours is in the way, there is no manager, or it refuses; nothing is left then.
@@ -29,6 +34,9 @@ def install(manager: ServiceManager, manifest: Manifest, say: Say, *, dry_run: b
         return
     if reason := manager.available():
         raise ServiceError(reason)
+    if keep_running and before == text and healthy(manager.status()):
+        say("it runs already")
+        return
     _write(manager.unit_path, text, manifest)
     say(f"wrote {manager.unit_path}")
     try:

@@ -61,6 +61,10 @@ def _service_parser() -> _Parser:
         verb.add_argument("--system", action="store_true", help="for the machine instead of this user (Linux, root)")
         if name != "status":
             verb.add_argument("--dry-run", action="store_true", help="say what would be done, change nothing")
+        if name == "install":
+            verb.add_argument(
+                "--keep-running", action="store_true", help="do not restart it where it runs already from this unit"
+            )
     return parser
 
 
@@ -74,8 +78,11 @@ def _service(
         found = actions.status(manager)
         return (OK if actions.healthy(found) else UNAVAILABLE), described(found), told(found)
     said: list[str] = []
-    act = actions.install if options.what == "install" else actions.uninstall
-    act(manager, Manifest(layout.manifest), said.append, dry_run=options.dry_run)
+    manifest = Manifest(layout.manifest)
+    if options.what == "install":
+        actions.install(manager, manifest, said.append, dry_run=options.dry_run, keep_running=options.keep_running)
+    else:
+        actions.uninstall(manager, manifest, said.append, dry_run=options.dry_run)
     return OK, {"done": said}, "\n".join(said)
 
 
@@ -138,18 +145,19 @@ def uninstall(argv: Sequence[str] | None = None) -> int:
 
 def _uninstall(options: argparse.Namespace) -> tuple[int, dict[str, Any], str]:
     words = [f"--{name}" for name in ("dry-run", "purge", "system") if getattr(options, name.replace("-", "_"))]
-    # Over standard input: the file itself is among what is removed.
+    # Over standard input: the file itself is among what is removed. Its words are shown as they come, for removing
+    # takes a while, except where they are to be one JSON object.
     done = subprocess.run(
         ["bash", "-s", "--", *words],  # noqa: S607 - wherever the system has its bash
         input=UNINSTALLER.read_bytes(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stdout=subprocess.PIPE if options.json else None,
+        stderr=subprocess.STDOUT if options.json else None,
         check=False,
     )
-    text = done.stdout.decode(errors="replace").strip()
-    if done.returncode:
+    text = (done.stdout or b"").decode(errors="replace").strip()
+    if done.returncode and options.json:
         raise ServiceError(text or f"the uninstaller ended with {done.returncode}")
-    return OK, {"done": text.splitlines()}, text
+    return UNAVAILABLE if done.returncode else OK, {"done": text.splitlines()}, ""
 
 
 Act: TypeAlias = Callable[[argparse.Namespace], tuple[int, dict[str, Any], str]]
@@ -166,7 +174,10 @@ def _run(parser: _Parser, argv: Sequence[str] | None, verb: str, act: Act) -> in
         return _wrong_usage(wrong, verb, as_json="--json" in words)
     except DistensorError as error:
         return _failed(options, error)
-    print(json.dumps({"v": 1, "ok": code == OK, **answer}) if options.json else text)
+    if options.json:
+        print(json.dumps({"v": 1, "ok": code == OK, **answer}))
+    elif text:
+        print(text)
     return int(code)
 
 

@@ -7,6 +7,7 @@ STEP="start"
 FINISHED=no
 LOCKED=no
 WORK=""
+MADE=""
 
 say() { printf '%s\n' "$*"; }
 warn() { printf 'distensor: %s\n' "$*" >&2; }
@@ -51,7 +52,8 @@ system_places() {
 record() {
     local line
     line="$(printf '%s\t%s' "$1" "$2")"
-    grep -qxF -- "$line" "$MANIFEST" 2>/dev/null || printf '%s\n' "$line" >>"$MANIFEST"
+    grep -qxF -- "$line" "$MANIFEST" 2>/dev/null || printf '%s\n' "$line" >>"$MANIFEST" ||
+        fail "$MANIFEST cannot be written; is the disk full or read-only?"
 }
 
 # missing_folders PATH: PATH and the folders above it that are not there, the outermost first.
@@ -70,11 +72,20 @@ open_list() {
     local folder made
     folder="$(dirname "$MANIFEST")"
     made="$(missing_folders "$folder")"
+    MADE="$made"
     mkdir -p "$folder" || fail "$folder cannot be made; is the disk full or read-only?"
     touch "$MANIFEST" || fail "$MANIFEST cannot be written; is the disk full or read-only?"
     printf '%s\n' "$made" | while IFS= read -r path; do
         [ -z "$path" ] || [ "$path" = "$STATE" ] || [ "$path" = "$CONFIG" ] || record dir "$path"
     done
+}
+
+# unmake: the folders of the list itself, which a full disk may have kept out of it.
+unmake() {
+    printf '%s\n' "$MADE" | awk '{ line[NR] = $0 } END { for (i = NR; i > 0; i--) print line[i] }' |
+        while IFS= read -r path; do
+            [ -z "$path" ] || rmdir "$path" 2>/dev/null || true
+        done
 }
 
 # make_folder PATH: with a line for each folder that was not there.

@@ -19,6 +19,7 @@ linux_check() {
     [ "$(uname -s)" = Linux ] || fail "this is $(uname -s), not Linux; use macos.sh on a Mac"
     if [ "$SYSTEM" = yes ]; then
         [ "$(id -u)" = 0 ] || fail "--system needs root; leave it out to install for yourself"
+        linux_manager || [ "$SERVICE" = no ] || fail "--system needs systemd, which does not answer here; leave it out"
     elif [ -n "${SUDO_USER:-}" ] && [ "$(id -u)" = 0 ]; then
         fail "run it without sudo to install for yourself ($SUDO_USER), or with --system for the whole machine"
     fi
@@ -65,6 +66,8 @@ linux_forget_service() {
 }
 
 linux_after() {
+    # systemd has one file for each user who asked for it.
+    [ ! -e "/var/lib/systemd/linger/$(id -un)" ] || return 0
     if [ "$SYSTEM" = no ] && linux_manager && command -v loginctl >/dev/null 2>&1; then
         say "It runs while you are logged in; to keep it running after that: loginctl enable-linger"
     fi

@@ -68,13 +68,32 @@ remove_file() {
     fi
 }
 
+# empty_out FOLDER: all but the books and the authority of a hub that runs here, too: they are not the supervisor's.
+empty_out() {
+    if [ ! -d "$1/hub" ]; then
+        rm -rf "$1"
+        return
+    fi
+    find "$1" -mindepth 1 -maxdepth 1 ! -name hub -exec rm -rf {} +
+    warn "$1/hub is left: these are the books of a hub, which all its nodes need (rm -r $1/hub if nobody does)"
+}
+
 remove_kept() {
     [ -d "$1" ] || return 0
     if [ "$PURGE" = yes ] && ours "$1"; then
-        rm -rf "$1"
+        empty_out "$1"
     elif ! rmdir "$1" 2>/dev/null; then
         printf 'kept\t%s\n' "$1"
     fi
+}
+
+# A supervisor that was started by hand belongs to no service: its programs are not taken away under it.
+refuse_while_one_runs() {
+    local pid folder="$STATE/server"
+    [ "$SYSTEM" = no ] || folder="$STATE"
+    pid="$(cat "$folder/lock" 2>/dev/null)" || return 0
+    [ -n "$pid" ] && ps -o args= -p "$pid" 2>/dev/null | grep -qF -- "$APP/" || return 0
+    fail "a supervisor still runs that was started by hand; end it (kill $pid, it finishes its round first), then try again"
 }
 
 # walk_list LINES: remove backwards; prints the lines of what stays.
@@ -139,12 +158,13 @@ uninstall() {
         return 0
     fi
     stop_service
+    refuse_while_one_runs
+    say "removing the programs, which may take a minute"
     forget_key
     take_away
     if [ -e "$MANIFEST" ]; then
-        say "Removed. Kept, because it is yours:"
-        awk -F '\t' '$1 == "kept" { print "  " $2 }' "$MANIFEST"
-        say "uninstall.sh --purge removes that, too."
+        say "Removed. Kept, because it is yours (identity, receipts, settings); this removes it, too:"
+        awk -F '\t' '$1 == "kept" { gsub(/\047/, "\047\\\\\047\047", $2); printf "  rm -r \047%s\047\n", $2 }' "$MANIFEST"
     else
         say "Removed; nothing is left."
     fi
