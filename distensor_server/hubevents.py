@@ -52,7 +52,7 @@ class HubEvents:
     def _tell_link(self, status: LinkStatus) -> None:
         if status.state is LinkState.CONNECTED:
             text = f"connected to {status.address}"
-        elif status.error is not None:
+        elif status.error is not None and status.state is not LinkState.NO_KEY:  # of the key others tell
             text = f"{status.state.value}: {status.error.message}; {status.error.fix}"
         else:
             return

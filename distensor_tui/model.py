@@ -32,6 +32,7 @@ class HubState(StrEnum):
     CONNECTED = "connected"
     OFFLINE = "offline"
     REJECTED = "rejected"
+    NO_KEY = "no key"
     UNKNOWN = "unknown"
 
 
@@ -205,6 +206,11 @@ class Worker:
     last_exit: str | None
     rss: int | None
     since: float | None
+
+    @property
+    def finished(self) -> bool:
+        """Its job came to its end, which is no trouble. These are the supervisor's and the hub's words for that."""
+        return self.state == "exited" and self.last_exit == "released: finished"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

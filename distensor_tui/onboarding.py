@@ -17,7 +17,7 @@ from distensor_tui.wire import Answer
 TEST_WITHIN_S = 30.0
 """A hub that is far away, or whose name does not resolve, takes its time."""
 SHORTEST_KEY = 20
-KINDS = ("dtj_", "dt_p_")
+KINDS = ("dtj_",)
 
 
 def complaint(key: str) -> str:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from datetime import datetime, timedelta, tzinfo
-
 from distensor_tui import format as fmt
 from distensor_tui.actions import Action
-from distensor_tui.clock import local
 from distensor_tui.dialogs import Choose, Option, Prompt, confirm
+from distensor_tui.moments import moment
 from distensor_tui.scene import Ask, Scene, Step
 
 PAUSE_ENDS_WITHIN_S = 10
@@ -16,9 +13,6 @@ PAUSE_ENDS_WITHIN_S = 10
 RESUME = Ask(method="resume", done="Resumed.")
 RETRY = Ask(method="reset_breaker", done="Broken workers are started again.")
 HOUR_S = 3600
-_MOMENT = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
-_LENGTH = re.compile(r"(\d{1,5})(m|h|d)")
-_UNITS = {"m": 60, "h": HOUR_S, "d": 24 * HOUR_S}
 
 
 def _running(scene: Scene) -> str:
@@ -56,22 +50,6 @@ def _until_resumed(scene: Scene) -> Step:
 
 def _ask_until_when(scene: Scene) -> Step:
     return scene.ui.shows(UNTIL), None
-
-
-def moment(text: str, now: float, zone: tzinfo | None) -> float | None:
-    """'18:00' is today or tomorrow, '90m', '2h', '1d' from now; None for anything else."""
-    if length := _LENGTH.fullmatch(text):
-        return now + int(length[1]) * _UNITS[length[2]] or None if int(length[1]) else None
-    found = _MOMENT.fullmatch(text)
-    if not found:
-        return None
-    here = local(now, zone)
-    wanted = here.replace(hour=int(found[1]), minute=int(found[2]), second=0, microsecond=0)
-    return (wanted if wanted > here else _next_day(wanted)).timestamp()
-
-
-def _next_day(at: datetime) -> datetime:
-    return at + timedelta(days=1)
 
 
 def not_a_moment(text: str) -> str:

@@ -101,6 +101,8 @@ def _hub(hub: Hub | None, zone: tzinfo | None) -> str:
     if hub.state is HubState.CONNECTED:
         rtt = "" if hub.rtt_ms is None else f", {hub.rtt_ms:.1f} ms"
         return f"hub        connected to {hub.address}{rtt}"
+    if hub.state is HubState.NO_KEY:
+        return "hub        not asked: this machine has no key yet (distensor auth login)"
     since = f" since {fmt.hour(hub.since, zone)}" if hub.since is not None else ""
     error = f": {hub.error.message}" if hub.error else ""
     return f"hub        {hub.state} {hub.address}{since}{error}"
@@ -118,8 +120,11 @@ def _job(job: Job) -> str:
 def _worker(worker: Worker) -> str:
     stages = ",".join(map(str, worker.stages)) or "-"
     tail = f"  last exit: {worker.last_exit} ({fmt.plural(worker.restarts, 'restart')})" if worker.last_exit else ""
+    state = worker.state
+    if worker.finished:
+        state, tail = "finished", ""
     step = "-" if worker.step is None else f"{worker.step:,}"
-    return f"worker     rank {worker.rank}  stage {stages}  {worker.device}  {worker.state}  step {step}{tail}"
+    return f"worker     rank {worker.rank}  stage {stages}  {worker.device}  {state}  step {step}{tail}"
 
 
 def _device(device: Device) -> str:

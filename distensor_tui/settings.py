@@ -68,6 +68,13 @@ def with_unit(setting: Setting) -> str:
     return f"{text} {setting.unit}" if setting.unit and text != "-" else text
 
 
+def _unread(gate: Mapping[str, Any]) -> str:
+    """A limit that nothing watches must not look like one that holds."""
+    name, where = clean(str(gate.get("gate"))), clean(str(gate.get("device") or "this machine"))
+    why = clean(str(gate.get("reading")))
+    return f"This limit has no effect on {where}: {why}. `distensor limits set strict {name}` would stop work instead."
+
+
 def consequence_of(result: Mapping[str, Any]) -> str:
     """What the supervisor says would come of a change."""
     closes, ends = result.get("closes"), result.get("ends_workers")
@@ -75,6 +82,8 @@ def consequence_of(result: Mapping[str, Any]) -> str:
     if isinstance(closes, list) and closes:
         gates = [clean(f"{gate.get('gate')} ({gate.get('reading')})") for gate in closes if isinstance(gate, Mapping)]
         parts.append(f"This closes {', '.join(gates)}: you earn nothing until it opens again.")
+    if isinstance(unread := result.get("unread"), list):
+        parts += [_unread(gate) for gate in unread if isinstance(gate, Mapping)]
     if isinstance(ends, list) and ends:
         parts.append(f"Running work is drained: {', '.join(clean(str(name)) for name in ends)}.")
     if isinstance(note := result.get("note"), str) and note:

@@ -122,6 +122,7 @@ VERBS: tuple[Verb, ...] = (
         examples=(
             ("distensor pause", "until `distensor resume`"),
             ("distensor pause --for 2h", "then work again by itself"),
+            ("distensor pause --until 18:00", "the same"),
         ),
         then="`distensor resume` ends it early.",
     ),

@@ -40,7 +40,7 @@ class Gates(Feature):
         self._metered: Reading[bool] = NOT_WATCHED
         self._memory = Memory()
         self._verdicts = Verdicts(gates=(), duties={})
-        self._desk = LimitsDesk(node, self._closed_by)
+        self._desk = LimitsDesk(node, self._changed_by)
 
     @property
     def _policy(self) -> Policy:
@@ -191,11 +191,11 @@ class Gates(Feature):
     def methods(self) -> Mapping[str, Method]:
         return self._desk.methods()
 
-    def _closed_by(self, limits: Limits) -> tuple[Gate, ...]:
-        """The gates that are open now and would be closed with other limits."""
+    def _changed_by(self, limits: Limits) -> tuple[Gate, ...]:
+        """The gates that with other limits would be closed, or open for want of a reading, and are not now."""
         verdicts, _ = self._judge(self._node.picture(), limits.policy)
-        closed = {(gate.gate, gate.device) for gate in self._verdicts.gates if not gate.open}
-        return tuple(gate for gate in verdicts.gates if not gate.open and (gate.gate, gate.device) not in closed)
+        now = {(gate.gate, gate.device): gate.state for gate in self._verdicts.gates}
+        return tuple(gate for gate in verdicts.gates if gate.state not in ("open", now.get((gate.gate, gate.device))))
 
 
 def _watched(reading: Reading[Any], wanted: bool) -> Reading[Any]:

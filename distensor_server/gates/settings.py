@@ -22,11 +22,11 @@ _PARAMETERS = {
 
 
 class LimitsDesk:
-    """`closed_by` says which gates would close with other limits."""
+    """`changed_by` says which gates would close with other limits, and which could not be read."""
 
-    def __init__(self, node: Node, closed_by: Callable[[Limits], Sequence[Gate]]) -> None:
+    def __init__(self, node: Node, changed_by: Callable[[Limits], Sequence[Gate]]) -> None:
         self._node = node
-        self._closed_by = closed_by
+        self._changed_by = changed_by
 
     def methods(self) -> Mapping[str, Method]:
         return {"limits_get": self._get, "limits_set": self._set, "limits_unset": self._unset}
@@ -78,7 +78,8 @@ class LimitsDesk:
             limits = make_limits(layers)
         except ConfigError as error:
             raise RequestError(code="bad_value", message=str(error), fix=key.help) from error
-        closes = self._closed_by(limits)
+        changes = self._changed_by(limits)
+        closes = [gate for gate in changes if not gate.open]
         if not check:
             self._keep(owners)
             self._node.set_limits(limits, layers)
@@ -88,7 +89,8 @@ class LimitsDesk:
             **row,
             "before": _plain(before),
             "changed": not check,
-            "closes": [{"gate": gate.gate, "device": gate.device, "reading": gate.reading} for gate in closes],
+            "closes": [_shown(gate) for gate in closes],
+            "unread": [_shown(gate) for gate in changes if gate.open],
             "ends_workers": self._affected(closes),
             "note": _overruled(key, value, row),
         }
@@ -111,6 +113,10 @@ class LimitsDesk:
             for worker in self._node.workforce.workers
             if worker.life.wanted and (None in devices or worker.assignment.device_id in devices)
         ]
+
+
+def _shown(gate: Gate) -> dict[str, Any]:
+    return {"gate": gate.gate, "device": gate.device, "reading": gate.reading}
 
 
 def _known(method: str, params: Mapping[str, Any]) -> None:

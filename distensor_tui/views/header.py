@@ -91,7 +91,7 @@ def _hub(hub: Hub | None, look: Look) -> Line:
 def hub_mark(state: HubState, look: Look) -> tuple[Tone, str]:
     if state is HubState.CONNECTED:
         return Tone.GOOD, look.glyphs.dot
-    if state is HubState.CONNECTING:
+    if state in (HubState.CONNECTING, HubState.NO_KEY):
         return Tone.WARN, look.glyphs.ring
     return Tone.BAD, look.glyphs.no
 
@@ -167,7 +167,7 @@ def _stale(view: View, look: Look) -> Said:
 
 
 def _hub_trouble(hub: Hub | None, look: Look) -> Said:
-    if hub is None or hub.state is HubState.CONNECTED:
+    if hub is None or hub.state in (HubState.CONNECTED, HubState.NO_KEY):  # the gate of the key asks for it
         return None
     if hub.state is HubState.CONNECTING and hub.error is None:
         return Tone.WARN, f"Connecting to the hub {hub.address}"
@@ -227,7 +227,7 @@ def _worker_troubles(view: View) -> list[Notice]:
     return [
         (Tone.WARN, f"Worker of rank {worker.rank}: {worker.state}, last exit: {worker.last_exit}")
         for worker in view.snapshot.workers or ()
-        if worker.state in ("broken", "backoff", "exited") and worker.last_exit
+        if worker.state in ("broken", "backoff", "exited") and worker.last_exit and not worker.finished
     ]
 
 

@@ -123,7 +123,7 @@ def worker_table(workers: Sequence[Worker], size: int, look: Look, *, names: boo
 
 def _last_exit(worker: Worker, look: Look) -> list[Line]:
     """Below a worker that was restarted: why its last process ended."""
-    if not worker.last_exit:
+    if not worker.last_exit or worker.finished:
         return []
     again = f" ({fmt.plural(worker.restarts, 'restart')})" if worker.restarts else ""
     text = f"  {look.glyphs.warn} last exit: {worker.last_exit}{again}"
@@ -136,7 +136,7 @@ def _cells(worker: Worker, look: Look) -> list[Span | str]:
         str(worker.rank),
         stages(worker),
         worker.device,
-        Span(f"{_mark(worker, look)} {worker.state}", state_tone(worker.state)),
+        Span(f"{_mark(worker, look)} {'finished' if worker.finished else worker.state}", _tone(worker)),
         "-" if worker.step is None else f"{worker.step:,}",
         fmt.amount(worker.tokens_per_second),
         fmt.memory(worker.rss),
@@ -145,9 +145,15 @@ def _cells(worker: Worker, look: Look) -> list[Span | str]:
 
 def _mark(worker: Worker, look: Look) -> str:
     """Without colours the states still differ."""
+    if worker.finished:
+        return look.glyphs.ok
     if worker.state in _BAD:
         return look.glyphs.no
     return look.glyphs.dot if worker.state in ("running", "ready", "starting") else look.glyphs.warn
+
+
+def _tone(worker: Worker) -> Tone:
+    return Tone.DIM if worker.finished else state_tone(worker.state)
 
 
 def stages(worker: Worker) -> str:

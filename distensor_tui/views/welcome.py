@@ -8,7 +8,7 @@ from distensor_tui.views import devices
 from distensor_tui.views.draw import Panel, allot, box
 
 STEPS = (
-    ("1", "Get a key from who runs the hub that you want to work for; it begins with dtj_ or dt_p_."),
+    ("1", "Get a key from who runs the hub that you want to work for; it begins with dtj_."),
     (
         "2",
         "Press a here (or Enter) and paste it. It is tried with the hub first, then kept where only you can read it.",

@@ -124,10 +124,15 @@ async def test_a_nodes_credential_is_no_trainers(tmp_path: Path) -> None:
 
 
 async def test_a_damaged_token_or_no_token_is_told_without_a_connection(tmp_path: Path) -> None:
-    for token, expected in (("dtj_short", "incomplete"), (None, "no join token was given"), ("hello", "dtj_")):
+    for token, state, expected in (
+        ("dtj_short", LinkState.REJECTED, "incomplete"),
+        (None, LinkState.NO_KEY, "no join token was given"),
+        ("hello", LinkState.REJECTED, "dtj_"),
+    ):
         async with running(WordNode("n", token, tmp_path / "n.json")) as node:
-            await until(lambda: node.link.status.state is LinkState.REJECTED)
+            await until(lambda wanted=state: node.link.status.state is wanted)  # type: ignore[misc]
             assert expected in node.link.status.error.message  # type: ignore[union-attr]
+            assert (node.link.status.next_retry_at is None) == (state is LinkState.NO_KEY)
 
 
 async def test_a_hub_that_was_replaced_is_told_from_one_that_is_away(tmp_path: Path) -> None:

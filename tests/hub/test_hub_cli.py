@@ -160,17 +160,18 @@ def test_the_first_run_teaches(tmp_path: Path) -> None:
     with subprocess.Popen([*command, "--exit-with-stdin"], stdin=-1, stdout=-1, stderr=-1, text=True) as process:
         assert process.stdout is not None
         lines = []
-        while not (lines and lines[-1].startswith("The tokens are secrets")):
+        while not (lines and lines[-1].startswith("Both are secrets")):
             lines.append(process.stdout.readline())
             assert lines[-1], "".join(lines)
         process.communicate("", timeout=20)
         assert process.returncode == 0
     text = "".join(lines)
     assert "disTensor hub at 127.0.0.1:" in text
-    assert "DISTENSOR_API_KEY=dtj_" in text
-    assert "distensor-server run" in text
+    keys = [line.strip() for line in lines if line.startswith("dtj_")]
+    assert [decode_token(key).role for key in keys] == [Role.NODE, Role.TRAINER]  # each alone on its line
+    assert "DISTENSOR_API_KEY=dtj_... distensor-server run" in text
     assert "--listen 0.0.0.0:50051" in text
-    assert 'ds.init(mode="hub", token="dtj_' in text
+    assert 'ds.init(mode="hub") and is started with DISTENSOR_TOKEN' in text
 
 
 def test_tokens_can_be_made_while_the_hub_runs(tmp_path: Path) -> None:

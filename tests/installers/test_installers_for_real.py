@@ -28,31 +28,15 @@ def status(box: Box) -> dict[str, Any]:
     return answer
 
 
-TRAIN = """
-import sys
-import torch
-from torch import nn
-import distensor as ds
-from distensor.core import ParallelConfig
-from distensor.nn import DistributedModel, StageMapping
-
-torch.set_num_threads(1)
-ds.init(mode="hub", token=sys.stdin.readline().strip())
-model = DistributedModel(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1)), stage_mapping=StageMapping([["**"]]))
-batches = [(torch.ones(4, 4), torch.zeros(4, 1))] * 2
-loss = lambda outputs, batch: (outputs - batch[1]).square().mean()
-print(ds.Trainer(model, parallel=ParallelConfig(), loss=loss).fit(batches).losses[-1])
-ds.shutdown()
-"""
-
-
-def train_on(token: str) -> float:
-    """A job of two steps on the one node there is, by a trainer of its own; its last loss."""
+def train_on(token: str) -> None:
+    """The README's quick start on the one worker there is, as a process of its own: 80 steps."""
     done = subprocess.run(
-        [sys.executable, "-c", TRAIN], input=token, capture_output=True, text=True, timeout=120, check=False
-    )
+        [sys.executable, str(ROOT / "examples/quickstart.py")],
+        env={**os.environ, "DISTENSOR_TOKEN": token, "OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return float(done.stdout.split()[-1])
+    assert "free workers: 1, used: 1" in done.stdout
 
 
 def test_install_key_job_update_uninstall(box: Box, tmp_path: Path) -> None:
@@ -70,17 +54,25 @@ def test_install_key_job_update_uninstall(box: Box, tmp_path: Path) -> None:
         node = status(box)["node"]["id"]
 
         assert box.distensor("limits", "set", "drain_seconds", "7").returncode == 0
-        assert train_on(ready["trainer_token"]) < 10
-        wait_until(lambda: _confirmed(box) == 2, "both steps are credited", 30)
+        train_on(ready["trainer_token"])
+        wait_until(lambda: _confirmed(box) == 80, "all steps are credited", 30)
+
+        running = (box.systemd / "pid").read_text()
+        again = box.run("linux.sh")
+        assert again.returncode == 0, again.stderr
+        assert "it runs already" in again.stdout
+        assert (box.systemd / "pid").read_text() == running  # the same wheels end nobody's work
 
         newer = box.folder / "newer"
         shutil.copytree(box.wheels, newer)
         write_sums(newer, comment="0  another-build")
         updated = box.run("linux.sh", env={"DISTENSOR_WHEELS": str(newer)})
         assert updated.returncode == 0, updated.stdout + updated.stderr
+        assert "running work has up to two minutes" in updated.stdout
+        assert (box.systemd / "pid").read_text() != running
         wait_until(lambda: status(box).get("hub", {}).get("state") == "connected", "the node is back", 30)
         assert status(box)["node"]["id"] == node
-        assert _confirmed(box) == 2
+        assert _confirmed(box) == 80
         assert "7" in box.distensor("limits", "get", "drain_seconds").stdout
 
         assert json.loads(box.distensor("service", "status", "--json").stdout)["state"] == "running"

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
-from server_fakes import Running, eventually, supervisor_running, wait_until
+from server_fakes import Running, events, eventually, supervisor_running, wait_until
 from server_processes import Child, closing, sections, start_hub
 
 from distensor.comm import LinkError, LinkState
@@ -74,10 +74,13 @@ def key_gate(running: Running) -> dict[str, Any]:
 @pytest.mark.asyncio
 async def test_without_a_key_it_waits_and_says_the_next_step(short_dir: Path) -> None:
     async with supervisor_running(short_dir, features=[keyed(short_dir / "config")]) as running:
-        running.link.show(LinkState.REJECTED, error=LinkError(code="no_key", message="no key", fix="login"))
+        running.link.show(LinkState.NO_KEY, error=LinkError(code="no_key", message="no key", fix="login"))
         await eventually(lambda: shown(running)["node"]["state"] == "WAITING", "it waits for a key")
         gate = key_gate(running)
         assert (gate["open"], "distensor auth login" in gate["reading"]) == (False, True)
+        hub = next(gate for gate in shown(running)["node"]["why"] if gate["gate"] == "hub")
+        assert (hub["open"], hub["reading"]) == (False, "no key")
+        assert not [told for told in events(running) if "login" in told and "no key yet" not in told]  # said once
         assert shown(running)["auth"]["state"] == "missing"
         assert "distensor auth login" in shown(running)["auth"]["fix"]
         assert not running.task.done()

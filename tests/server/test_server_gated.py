@@ -126,6 +126,22 @@ async def test_what_is_reserved_is_not_offered(short_dir: Path) -> None:
         assert before.memory_bytes - after.memory_bytes == GIB // 4
 
 
+async def test_a_limit_that_nothing_can_read_is_told_before_the_change(short_dir: Path) -> None:
+    """A temperature limit on a card that tells none must not look as if it held."""
+    hot = {"key": "temperature_max_c", "device": "GPU-7", "value": 80, "check": True}
+    async with supervisor_running(short_dir, detector=OneGpu()):
+        client = await AsyncClient.connect(short_dir / "s.sock")
+        asked = (await client.request("limits_set", **hot))["result"]
+        assert [(row["gate"], row["device"]) for row in asked["unread"]] == [("temperature", "GPU-7")]
+        assert "cannot be read" in asked["unread"][0]["reading"]
+        assert asked["closes"] == []
+        await client.request("limits_set", key="strict", value="temperature")
+        strict = (await client.request("limits_set", **hot))["result"]
+        assert [row["gate"] for row in strict["closes"]] == ["temperature"]
+        assert strict["unread"] == []
+        await client.close()
+
+
 async def test_the_consequence_is_told_before_the_change(short_dir: Path) -> None:
     async with supervisor_running(short_dir) as running:
         await start_job(running, 0)

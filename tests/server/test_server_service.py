@@ -174,6 +174,23 @@ def test_install_writes_starts_and_records_and_uninstall_leaves_the_tree_as_it_w
     assert said == ["there is no service"]
 
 
+def test_who_asks_for_it_keeps_a_service_that_runs_from_the_same_unit(tmp_path: Path) -> None:
+    ctl = FakeSystemctl()
+    manifest, said = Manifest(linux(tmp_path).manifest), list[str]()
+    for program_name, active, answer in (
+        ("a", "inactive", "started"),
+        ("a", "active", "it runs already"),
+        ("a", "failed", "started"),
+        ("b", "active", "started"),
+    ):
+        ctl.active = active
+        ctl.calls.clear()
+        manager = Systemd(linux(tmp_path), tmp_path / program_name, ctl)
+        actions.install(manager, manifest, said.append, keep_running=True)
+        assert said[-1] == answer
+        assert any("restart" in call for call in ctl.calls) == (answer == "started")
+
+
 def test_dry_runs_change_nothing_and_call_nothing(tmp_path: Path) -> None:
     ctl = FakeSystemctl()
     said: list[str] = []

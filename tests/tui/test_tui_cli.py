@@ -20,6 +20,7 @@ import tui_fake as fake
 from distensor_tui import __version__, verbs
 from distensor_tui.arguments import duration, place_of_verb, size
 from distensor_tui.cli import main
+from distensor_tui.clock import local
 from distensor_tui.paths import socket_path
 from distensor_tui.tty import fit_for_dashboard
 
@@ -118,6 +119,19 @@ def test_orders_are_sent(
 ) -> None:
     assert main([*words, "--socket", str(path)]) == 0
     assert [(r["method"], r["params"]) for r in server.requests] == [(method, params)]
+
+
+def test_a_pause_until_a_time_says_when_it_ends(
+    server: fake.FakeSupervisor, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.respond = lambda request: {"ok": True, "result": {"until": request["params"]["until"]}}
+    assert main(["pause", "--until", "18:00", "--socket", str(path)]) == 0
+    until = server.requests[0]["params"]["until"]
+    assert isinstance(until, float)
+    assert local(until, None).strftime("%H:%M:%S") == "18:00:00"
+    assert f"paused until {local(until, None):%Y-%m-%d} 18:00: this node takes no work" in capsys.readouterr().out
+    for wrong in (["--until", "2h"], ["--until", "25:00"], ["--until", "18:00", "--for", "2h"]):
+        assert main(["pause", *wrong, "--socket", str(path)]) == 64
 
 
 @pytest.mark.parametrize(("names", "words"), [(["w-1", "w-2"], "started again: w-1, w-2"), ([], "no worker is broken")])

@@ -167,6 +167,12 @@ def test_a_limit_of_one_device_is_changed_for_that_device() -> None:
         ({}, "No gate closes and no running work ends."),
         ({"closes": "x", "ends_workers": 3, "note": ["y"]}, "No gate closes and no running work ends."),
         ({"note": "it is kept, but the command line says 1 and wins"}, "Mind: it is kept"),
+        (
+            {"unread": [{"gate": "temperature", "device": "cpu", "reading": "cannot be read: no sensor"}]},
+            "This limit has no effect on cpu: cannot be read: no sensor. `distensor limits set strict temperature` "
+            "would stop work instead.",
+        ),
+        ({"unread": [{"gate": "metered", "device": None, "reading": "x"}, 3]}, "no effect on this machine: x."),
     ],
 )
 def test_consequences(result: dict[str, Any], words: str) -> None:

@@ -40,6 +40,16 @@ def test_without_a_key_home_says_in_four_lines_what_to_do(size: tuple[int, int])
         assert fact in shown, fact
 
 
+def test_without_a_key_nobody_has_refused_anything() -> None:
+    error = {"code": "no_key", "message": "this machine has no key yet", "fix": "distensor auth login"}
+    node = without_key()["node"]
+    shown = text(idle(node=node, auth=auth(), hub=fake.hub("no key", error=error)), (120, 40))
+    assert "no key" in shown.splitlines()[0]
+    assert "Waiting: key: no key yet" in shown
+    assert "refused" not in shown
+    assert "rejected" not in shown
+
+
 def test_a_refused_key_is_the_first_notice() -> None:
     view = idle(auth=auth("rejected", problem="the token is unknown"))
     assert "The hub refuses this machine's key: the token is unknown; press a to give another one" in text(
@@ -56,7 +66,7 @@ def test_jobs_without_a_key_say_what_to_do() -> None:
     ("key", "says"),
     [
         ("", "Paste the key here."),
-        ("hello", "A key begins with dtj_ or dt_p_; this text does not."),
+        ("hello", "A key begins with dtj_; this text does not."),
         ("dtj_a b", "A key has no blanks or line breaks in it; this text has."),
         ("dtj_abc", "This key has only 7 characters: a part of it is missing."),
         (KEY, ""),

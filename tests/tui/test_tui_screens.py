@@ -24,6 +24,7 @@ from distensor_tui.history import History, remember
 from distensor_tui.keys import HELP, NOTICES, PALETTE, WHY
 from distensor_tui.model import NodeState, Snapshot
 from distensor_tui.orders import DRAIN, PAUSE, UNTIL
+from distensor_tui.plain import jobs as jobs_as_text
 from distensor_tui.scene import Dialog, Feed, Link, Look, Scene, Screen, Toast, Ui, View
 from distensor_tui.screens.page import details
 from distensor_tui.screens.table import SCREENS
@@ -236,6 +237,17 @@ def test_both_replicas_show_however_many_workers_the_node_has(workers: int, even
 
 def test_a_killed_worker_shows_its_exit_reason() -> None:
     assert "last exit: killed by signal 9 (SIGKILL) (1 restart)" in text(live(), (80, 24))
+
+
+def test_workers_of_a_job_that_came_to_its_end_raise_no_alarm() -> None:
+    done = {"state": "exited", "last_exit": "released: finished", "pid": None}
+    for ended, words in (("released: finished", "finished"), ("released: rank 3 was lost", "rank 3 was lost")):
+        view = live(workers=[fake.worker(1, **{**done, "last_exit": ended})], jobs=[fake.job(state="ended")])
+        shown = text(view, (120, 40))
+        assert words in shown
+        assert ("last exit" in shown) == (words != "finished")
+        assert ("Worker of rank 1" in shown) == (words != "finished")
+        assert ("last exit" in jobs_as_text(view.snapshot, fake.NOW)) == (words != "finished")
 
 
 def test_the_pause_box_says_the_consequence() -> None:

@@ -158,10 +158,12 @@ class NodeLink:
                 self._change(LinkState.CONNECTING, error=None, next_retry_at=None)
 
     async def _wait(self, failure: LinkDownError) -> None:
-        rejected = failure.final
-        delay = REJECTED_RETRY_SECONDS if rejected else self._backoff.next_delay()
-        state = LinkState.REJECTED if rejected else LinkState.OFFLINE
-        self._change(state, error=failure.error, next_retry_at=self._clock.now() + delay)
+        delay = REJECTED_RETRY_SECONDS if failure.final else self._backoff.next_delay()
+        if failure.error.code == "no_key":
+            self._change(LinkState.NO_KEY, error=failure.error, next_retry_at=None)
+        else:
+            state = LinkState.REJECTED if failure.final else LinkState.OFFLINE
+            self._change(state, error=failure.error, next_retry_at=self._clock.now() + delay)
         await _first_to_end(self._clock.sleep_async(delay), self._woken.wait())
 
     async def _connect_once(self) -> None:

@@ -21,6 +21,8 @@ class LinkState(StrEnum):
     CONNECTED = "connected"
     OFFLINE = "offline"
     REJECTED = "rejected"
+    NO_KEY = "no key"
+    """No hub was asked: this machine has neither a credential nor a token to get one with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -184,13 +184,18 @@ def _as_text(ready: Ready) -> str:
     if ready.known_nodes:
         parts.append(f"It knows {ready.known_nodes} nodes and {ready.live_jobs} live jobs; they continue.")
     if ready.node_tokens:
-        lines = [f"  DISTENSOR_API_KEY={token} distensor-server run" for token in ready.node_tokens]
-        parts.append("\n".join(["Connect a node: on the machine that shall work, run (each token works once)", *lines]))
+        # Alone on its line, so that it can be copied with one click.
+        title = "Key for a machine that shall work" + (" (one for each)" if len(ready.node_tokens) > 1 else "")
+        parts.append(
+            "\n".join([f"{title}, used once:", *ready.node_tokens])
+            + "\nGive it to the installer, to the dashboard (a), to `distensor auth login`, or start by hand with\n"
+            "  DISTENSOR_API_KEY=dtj_... distensor-server run"
+        )
     else:
-        parts.append("Connect another node: `distensor hub token` makes a join token.")
+        parts.append("Another machine: `distensor hub token` makes a key for it.")
     parts.append(
-        "Train: in your script, `import distensor as ds` and\n"
-        f'  ds.init(mode="hub", token="{ready.trainer_token}")\n'
-        "The tokens are secrets: whoever has one can join. Ctrl-C ends the hub; workers go on meanwhile."
+        f"Token for trainers:\n{ready.trainer_token}\n"
+        'Your script says ds.init(mode="hub") and is started with DISTENSOR_TOKEN set to it.\n\n'
+        "Both are secrets: whoever has one can join. Ctrl-C ends the hub; workers go on meanwhile."
     )
     return "\n\n".join(parts)
