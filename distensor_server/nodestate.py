@@ -118,8 +118,8 @@ def _device_gate(picture: Picture) -> Gate:
 
 def _hub_gate(picture: Picture) -> Gate:
     link = picture.link
-    known = link.error is None or link.state is LinkState.NO_KEY  # the gate of the key says all of that
-    reading = link.state.value if known else f"{link.state.value}: {link.error.message}"
+    error = None if link.state is LinkState.NO_KEY else link.error  # the gate of the key says all of that
+    reading = f"{link.state.value}: {error.message}" if error else link.state.value
     connected = link.state is LinkState.CONNECTED
     return Gate(gate="hub", open=connected, reading=reading, limit="connected", next_change_at=link.next_retry_at)
 

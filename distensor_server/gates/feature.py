@@ -193,8 +193,10 @@ class Gates(Feature):
 
     def _changed_by(self, limits: Limits) -> tuple[Gate, ...]:
         """The gates that with other limits would be closed, or open for want of a reading, and are not now."""
-        verdicts, _ = self._judge(self._node.picture(), limits.policy)
-        now = {(gate.gate, gate.device): gate.state for gate in self._verdicts.gates}
+        picture = self._node.picture()
+        verdicts, _ = self._judge(picture, limits.policy)
+        # Of the same picture: a device may have been found since the last look.
+        now = {(gate.gate, gate.device): gate.state for gate in self._judge(picture, self._policy)[0].gates}
         return tuple(gate for gate in verdicts.gates if gate.state not in ("open", now.get((gate.gate, gate.device))))
 
 
