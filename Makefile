@@ -40,7 +40,7 @@ types: $(STAMP) ## mypy --strict
 layers: $(STAMP) ## import-linter: which package may import which
 	$(VENV)/bin/lint-imports
 
-wheels: $(STAMP) ## the three sdists, and from each its wheel, into dist/, with SHA256SUMS for the installers
+wheels: $(VENV)/.builder ## the three sdists, and from each its wheel, into dist/, with SHA256SUMS for the installers
 	rm -rf dist
 	for folder in $(DISTRIBUTIONS); do $(PY) -m build --outdir dist "$$folder" || exit 1; done
 	cp constraints.txt dist/
@@ -76,6 +76,11 @@ $(STAMP): $(DEFINITIONS) | $(PY)
 	@echo "Installing into $(VENV): about 1.4 GB, one to three minutes ..."
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		-e '.[dev,worker]' -e distributions/distensor-server -e distributions/distensor-tui
+	@touch $@
+
+# Who wants only the wheels needs no PyTorch: seconds instead of minutes.
+$(VENV)/.builder: pyproject.toml constraints.txt | $(PY)
+	@$(PY) -c 'import build' 2>/dev/null || $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt build
 	@touch $@
 
 # A candidate counts only if it can make a virtual environment: Debian ships python3 without ensurepip.
