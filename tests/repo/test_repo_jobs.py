@@ -30,6 +30,18 @@ def test_make_alone_lists_every_job(run: Run, clean_environment: dict[str, str])
     assert done.returncode == 0
 
 
+def test_wheels_are_built_without_what_training_needs(
+    run: Run, tmp_path: Path, clean_environment: dict[str, str]
+) -> None:
+    """Who lends a machine builds them once: PyTorch for that would be minutes and 1.4 GB."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_text((rules.ROOT / name).read_text())
+    done = run(["make", "-n", "-C", tmp_path, "wheels"], env=clean_environment)
+    assert done.returncode == 0, done.stderr
+    assert "pip install --quiet --disable-pip-version-check -c constraints.txt build\n" in done.stdout
+    assert "worker" not in done.stdout
+
+
 @pytest.mark.parametrize("body", ['echo "Python 3.10.4"; exit 1', "exit 127"])
 def test_too_old_or_no_python_is_said_plainly(
     run: Run, tmp_path: Path, clean_environment: dict[str, str], body: str
