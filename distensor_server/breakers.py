@@ -84,7 +84,7 @@ def _parse(stored: Mapping[str, Any], now: float) -> dict[WorkerRef, _Entry]:
             ref = (JobId(str(row["job"])), Epoch(int(row["epoch"])), Rank(int(row["rank"])))
             past = PastFailures(failures=int(row["failures"]), restarts=int(row["restarts"]), reason=str(row["reason"]))
             at = float(row["at"])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             continue
         if abs(now - at) < KEPT_SECONDS and past.failures > 0:
             found[ref] = _Entry(past=past, at=at)

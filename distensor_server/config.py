@@ -149,7 +149,7 @@ def read_settings_file(path: Path) -> dict[str, Any]:
         return check_values(tomllib.loads(path.read_text()))
     except OSError as error:
         raise ConfigError(f"configuration file {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, ConfigError) as error:
+    except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, of a key, or a number of thousands of digits
         raise ConfigError(f"configuration file {path}: {error}") from error
 
 

@@ -101,7 +101,7 @@ class _Talk:
             self._lines += [line for line in self._splitter.feed(chunk) if not isinstance(line, Oversize)]
         try:
             value = json.loads(self._lines.pop(0))
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
             raise NoAnswerError("not_a_supervisor", f"{self._path} answers, but not as a supervisor")

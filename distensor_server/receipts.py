@@ -98,7 +98,7 @@ def _parse(line: bytes, moment: float) -> Unit | None:
             rank=Rank(int(fields["rank"])),
         )
         return Unit(key=key, micro_batches=int(fields["micro_batches"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 
@@ -172,7 +172,7 @@ def load_totals(path: Path) -> Totals:
                 for item in stored.get("earlier", [])
             ),
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return Totals()
 
 

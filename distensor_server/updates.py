@@ -192,5 +192,5 @@ def _parse_checked(stored: Mapping[str, Any]) -> Checked:
         kept = None if release is None else parse_index(json.dumps({"v": 1, **release}).encode())
         error = stored.get("error")
         return Checked(at=float(stored["at"]), release=kept, error=None if error is None else str(error)[:400])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return Checked()

@@ -41,7 +41,8 @@ def read_limits(root: Path = DEFAULT_ROOT, membership: Path = DEFAULT_MEMBERSHIP
 def _memberships(file: Path) -> dict[str, str]:
     """Controller -> path; the key of v2 is the empty word."""
     try:
-        lines = file.read_text().splitlines()
+        # The name of a cgroup is any bytes, as that of a file.
+        lines = file.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return {}
     found: dict[str, str] = {}

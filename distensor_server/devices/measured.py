@@ -67,7 +67,7 @@ def from_json(stored: Any) -> Benchmark | None:
     try:
         rates = {name: _rate(stored["rates"][name]) for name in NAMES}
         return Benchmark(key=str(stored["key"]), at=float(stored["at"]), rates=rates)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 

@@ -5,12 +5,12 @@ The configuration file, `distensor limits`, the Limits screen and docs/limits.md
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from distensor.core.errors import ConfigError
+from distensor.core.numbers import is_finite
 from distensor_server.policy.windows import parse_windows
 from distensor_server.policy.zones import named_zone
 
@@ -114,7 +114,7 @@ def _whole(key: Key, value: Any) -> int:
 
 
 def _number(key: Key, value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    if not is_finite(value):
         raise _WrongError(_EXAMPLES[key.kind])
     if not key.low <= value <= key.high:
         raise _WrongError(key.expected)
@@ -137,8 +137,14 @@ def _windows(key: Key, value: Any) -> str:
     return str(value)
 
 
+_LONGEST_ZONE = 64
+"""No zone has a name that long, and looking one up follows each of its slashes."""
+
+
 def _zone(key: Key, value: Any) -> str:
     name = _text(key, value)
+    if len(name) > _LONGEST_ZONE:
+        raise _WrongError(_EXAMPLES[key.kind])
     try:
         if name:
             named_zone(name)

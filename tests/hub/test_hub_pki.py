@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -118,17 +119,34 @@ def with_another_curve() -> str:
     return signed_request.public_bytes(serialization.Encoding.PEM).decode()
 
 
+def with_an_unknown_kind_of_key() -> str:
+    """Found by the fuzzer: the reading of such a key has an error of its own."""
+    return _changed(lambda der: der.replace(bytes.fromhex("2a8648ce3d0201"), bytes.fromhex("2a8648ce3d0209")))
+
+
 def with_a_broken_signature() -> str:
-    der = bytearray(
+    return _changed(lambda der: der[:-5] + bytes([der[-5] ^ 1]) + der[-4:])
+
+
+def _changed(change: Callable[[bytes], bytes]) -> str:
+    der = change(
         x509.load_pem_x509_csr(new_key_and_csr(JOB, None, Rank(0))[1].encode()).public_bytes(serialization.Encoding.DER)
     )
-    der[-5] ^= 1
     body = base64.encodebytes(bytes(der)).decode()
     return f"-----BEGIN CERTIFICATE REQUEST-----\n{body}-----END CERTIFICATE REQUEST-----\n"
 
 
 @pytest.mark.parametrize(
-    "make", [str, lambda: "\x00", lambda: "x" * 5000, with_rsa, with_another_curve, with_a_broken_signature]
+    "make",
+    [
+        str,
+        lambda: "\x00",
+        lambda: "x" * 5000,
+        with_rsa,
+        with_another_curve,
+        with_an_unknown_kind_of_key,
+        with_a_broken_signature,
+    ],
 )
 def test_a_request_that_is_none_is_refused(tmp_path: Path, make) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
     with pytest.raises(HubProtocolError, match="certificate request"):

@@ -38,7 +38,8 @@ def test_the_mean_duty_is_right(duty: float, works: list[float]) -> None:
     for work in works:
         clock.advance(work)
         pacer.rest(work)
-    assert sum(works) / (clock.monotonic() - started) == pytest.approx(duty, rel=1e-6)
+    # A rest may end a microsecond early, and the shortest work is a millisecond.
+    assert sum(works) / (clock.monotonic() - started) == pytest.approx(duty, rel=1.1e-3)
 
 
 def test_at_full_duty_nobody_sleeps() -> None:

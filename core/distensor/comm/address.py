@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from distensor.core.errors import ConfigError
 
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY")
+_PORT = re.compile(r"[0-9]{1,5}")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://")
 
 
@@ -33,10 +34,10 @@ def parse_address(text: str, *, allow_port_zero: bool = False) -> HubAddress:
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     lowest = 0 if allow_port_zero else 1
-    if not host or not (port.isascii() and port.isdigit()) or not lowest <= int(port) <= 65535:
-        raise ConfigError(f"address {text!r}: expected host:port with a port from {lowest} to 65535")
+    if not host or not _PORT.fullmatch(port) or not lowest <= int(port) <= 65535:
+        raise ConfigError(f"address {text[:200]!r}: expected host:port with a port from {lowest} to 65535")
     if ":" in host and not text.startswith("["):
-        raise ConfigError(f"address {text!r}: write an IPv6 host in brackets, for example [::1]:50051")
+        raise ConfigError(f"address {text[:200]!r}: write an IPv6 host in brackets, for example [::1]:50051")
     return HubAddress(host=host, port=int(port))
 
 

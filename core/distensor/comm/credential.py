@@ -43,7 +43,7 @@ def load_credential(path: Path) -> NodeCredential | None:
         return None
     except OSError as error:
         raise StoreError(f"credential file {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreError(
             f"credential file {path} is damaged ({type(error).__name__}); delete it and join with a new token"
         ) from error

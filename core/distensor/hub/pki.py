@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -90,7 +90,7 @@ class Authority:
         try:
             old = x509.load_pem_x509_certificate(certificate_pem.encode())
             old.verify_directly_issued_by(self._certificate)
-        except (ValueError, TypeError, InvalidSignature) as error:
+        except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
             raise HubProtocolError(f"the certificate of rank {rank} of job {job_id} is none of this hub") from error
         key = old.public_key()
         assert isinstance(key, ec.EllipticCurvePublicKey)  # we sign no others
@@ -173,7 +173,7 @@ def _public_key(csr_pem: str) -> ec.EllipticCurvePublicKey:
         request = x509.load_pem_x509_csr(csr_pem.encode())
         key = request.public_key()
         genuine = request.is_signature_valid
-    except (ValueError, TypeError, InvalidSignature) as error:
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
         raise HubProtocolError(f"the certificate request cannot be read ({type(error).__name__})") from error
     if not genuine or not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp256r1":
         raise HubProtocolError("the certificate request is not signed by its own P-256 key")

@@ -102,24 +102,27 @@ def parse_topology(data: Mapping[str, Any]) -> TopologyOrder:
     return TopologyOrder(
         job_id=JobId(_get(data, "job", str)),
         epoch=Epoch(_get(data, "epoch", int)),
-        members=tuple(
-            PeerPlace(
-                rank=Rank(_get(member, "rank", int)),
-                node_name=_get(member, "node", str),
-                host=_get(member, "host", str),
-                port=_get(member, "port", int),
-            )
-            for member in _get(data, "members", list)
-        ),
+        members=tuple(map(_place, _get(data, "members", list))),
         certificate_pem=_get(certificate, "certificate_pem", str),
         authority_pem=_get(certificate, "authority_pem", str),
+    )
+
+
+def _place(member: Any) -> PeerPlace:
+    if not isinstance(member, dict):
+        raise ConfigError(f"message of the supervisor: a member {str(member)[:80]} should be an object")
+    return PeerPlace(
+        rank=Rank(_get(member, "rank", int)),
+        node_name=_get(member, "node", str),
+        host=_get(member, "host", str),
+        port=_get(member, "port", int),
     )
 
 
 def _get(data: Mapping[str, Any], key: str, kind: type) -> Any:
     value = data.get(key)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ConfigError(f"message of the supervisor: {key}={value!r} should be of type {kind.__name__}")
+        raise ConfigError(f"message of the supervisor: {key}={str(value)[:80]!r} should be of type {kind.__name__}")
     return value
 
 
@@ -127,7 +130,7 @@ def parse_line(line: str) -> dict[str, Any]:
     """One message of the supervisor. Raises ConfigError for what is not a JSON object."""
     try:
         data = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"line of the supervisor is not JSON: {line[:80]!r}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"line of the supervisor is not an object: {line[:80]!r}")

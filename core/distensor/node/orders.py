@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import torch
 
 from distensor.core.compute import Recompute
 from distensor.core.errors import ProgramRejectedError
+from distensor.core.numbers import is_finite
 from distensor.core.schedules import Schedule
 from distensor.optim import OptimizerSpec
 from distensor.optim.clipping import NormType
@@ -147,8 +147,8 @@ def _whole(meta: Mapping[str, Any], key: str, *, at_least: int = 0) -> int:
 
 def _number(meta: Mapping[str, Any], key: str) -> float:
     value = meta.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
-        raise ProgramRejectedError(f"{key}={value!r}: expected a finite number of at least 0")
+    if not is_finite(value) or value < 0:
+        raise ProgramRejectedError(f"{key}={str(value)[:100]}: expected a finite number of at least 0")
     return float(value)
 
 

@@ -5,11 +5,11 @@ The owner's limits reach it as lines of the supervisor, also in the middle of a 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from distensor.core.clock import Clock
+from distensor.core.numbers import is_finite
 
 if TYPE_CHECKING:
     from distensor.transport import DataPlane
@@ -39,7 +39,7 @@ class Pacer:
         nothing: the supervisor is of the same machine, and a step in hand is worth more than a misread cap.
         """
         duty = message.get("duty", 1.0)
-        if _is_number(duty) and 0 < duty <= 1:
+        if is_finite(duty) and 0 < duty <= 1:
             self._duty = max(LEAST_DUTY, float(duty))
         self._rates = (_rate(message.get("send_rate")), _rate(message.get("receive_rate")))
         self._apply()
@@ -64,8 +64,4 @@ class Pacer:
 
 
 def _rate(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and _is_number(value) and value > 0 else None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_finite(value) and value > 0 else None

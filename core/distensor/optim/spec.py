@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from distensor.core.errors import ConfigError, UnsupportedOptionError
+from distensor.core.numbers import is_finite
 from distensor.optim.sparse_spec import SparseRule, SparseSpec
 
 
@@ -19,17 +19,13 @@ class _Kind:
     fits: Callable[[Any], bool]
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _are_numbers(value: Any, count: int) -> bool:
-    return isinstance(value, list | tuple) and len(value) == count and all(map(_is_number, value))
+    return isinstance(value, list | tuple) and len(value) == count and all(map(is_finite, value))
 
 
-_AMOUNT = _Kind(expected="a finite number of at least 0", fits=lambda v: _is_number(v) and v >= 0)
-_SIGNED = _Kind(expected="a finite number", fits=_is_number)
-_FRACTION = _Kind(expected="a number in [0, 1)", fits=lambda v: _is_number(v) and 0 <= v < 1)
+_AMOUNT = _Kind(expected="a finite number of at least 0", fits=lambda v: is_finite(v) and v >= 0)
+_SIGNED = _Kind(expected="a finite number", fits=is_finite)
+_FRACTION = _Kind(expected="a number in [0, 1)", fits=lambda v: is_finite(v) and 0 <= v < 1)
 _FLAG = _Kind(expected="bool", fits=lambda v: isinstance(v, bool))
 _BETAS = _Kind(expected="two numbers in [0, 1)", fits=lambda v: _are_numbers(v, 2) and all(0 <= beta < 1 for beta in v))
 _PAIR = _Kind(expected="two numbers of at least 0", fits=lambda v: _are_numbers(v, 2) and min(v) >= 0)
@@ -133,7 +129,7 @@ class OptimizerSpec:
             self._check_option(key, value)
         if self.no_decay and "weight_decay" not in OPTIONS[self.name]:
             raise ConfigError(f"optimizer_options has 'no_decay', but {self.name} has no weight decay")
-        if self.ema is not None and not (_is_number(self.ema) and 0 <= self.ema < 1):
+        if self.ema is not None and not (is_finite(self.ema) and 0 <= self.ema < 1):
             raise ConfigError(f"ema={self.ema!r}: expected the decay of the average, a number in [0, 1), or None")
         if self.sparse is not None:
             self._check_sparse(self.sparse.rule)
@@ -189,7 +185,7 @@ class OptimizerSpec:
             raise ConfigError(f"optimizer {str(data)[:200]}: expected an object with name, lr and options")
         options, names = data.get("options"), data.get("no_decay", [])
         name, rate = data.get("name"), data.get("lr")
-        if not isinstance(options, Mapping) or not isinstance(name, str) or not isinstance(rate, int | float):
+        if not isinstance(options, Mapping) or not isinstance(name, str) or not is_finite(rate):
             raise ConfigError(f"optimizer {str(data)[:200]}: expected name, lr and options")
         sparse = data.get("sparse")
         return cls(
@@ -204,8 +200,8 @@ class OptimizerSpec:
 
 def check_learning_rate(rate: object) -> float:
     """The rate as a float, or ConfigError."""
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < math.inf:
-        raise ConfigError(f"lr={rate!r}: expected a finite number of at least 0")
+    if not is_finite(rate) or rate < 0:
+        raise ConfigError(f"lr={str(rate)[:100]}: expected a finite number of at least 0")
     return float(rate)
 
 

@@ -100,7 +100,10 @@ def peer_identity(tls: ssl.SSLSocket) -> PeerId:
     Raises:
         HandshakeError: its certificate does not name exactly one place on the data plane, or is not valid now.
     """
-    certificate: Any = tls.getpeercert() or {}
+    try:
+        certificate: Any = tls.getpeercert() or {}
+    except (ValueError, ssl.SSLError) as error:  # ValueError: text that is no UTF-8
+        raise HandshakeError(f"the peer's certificate cannot be read ({type(error).__name__})") from error
     uris = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI"]
     if len(uris) != 1:
         raise HandshakeError(f"the peer's certificate has {len(uris)} SAN URIs; expected exactly one")
@@ -112,14 +115,22 @@ def peer_identity(tls: ssl.SSLSocket) -> PeerId:
 def _check_valid(certificate: Any, context: ssl.SSLContext) -> None:
     if not isinstance(context, PlaneContext):
         raise HandshakeError("the connection was made without a context of the data plane")
-    now = context.hub_time()
-    begins, ends = certificate["notBefore"], certificate["notAfter"]
-    if now >= ssl.cert_time_to_seconds(ends):
-        raise HandshakeError(f"the peer's certificate is expired: it was valid until {ends}, by the hub's clock")
-    if now + SIGNED_WITHIN < ssl.cert_time_to_seconds(begins):
+    now, (begins, ends) = context.hub_time(), _life_of(certificate)
+    if now >= ends:
+        until = certificate["notAfter"]
+        raise HandshakeError(f"the peer's certificate is expired: it was valid until {until}, by the hub's clock")
+    if now + SIGNED_WITHIN < begins:
+        since = certificate["notBefore"]
         raise HandshakeError(
-            f"the peer's certificate is not valid yet: it begins {begins}, more than {SIGNED_WITHIN:g} s after ours"
+            f"the peer's certificate is not valid yet: it begins {since}, more than {SIGNED_WITHIN:g} s after ours"
         )
+
+
+def _life_of(certificate: Any) -> tuple[int, int]:
+    try:
+        return ssl.cert_time_to_seconds(certificate["notBefore"]), ssl.cert_time_to_seconds(certificate["notAfter"])
+    except (KeyError, ValueError, OverflowError) as error:
+        raise HandshakeError(f"the peer's certificate has no dates that can be read: {error}") from error
 
 
 def check_identity(found: PeerId, *, me: PeerId) -> None:

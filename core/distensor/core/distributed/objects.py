@@ -6,7 +6,7 @@ import base64
 import json
 from typing import Any
 
-from distensor.core.errors import ConfigError
+from distensor.core.errors import ConfigError, FrameError
 
 _BYTES, _TUPLE, _DICT = "bytes", "tuple", "dict"
 
@@ -21,7 +21,15 @@ def encode(value: object) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    return _restored(json.loads(data))
+    """The inverse of `encode`.
+
+    Raises:
+        FrameError: bytes that `encode` did not make.
+    """
+    try:
+        return _restored(json.loads(data))
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise FrameError(f"{data[:80]!r} is no object of another rank: {error}") from error
 
 
 def _plain(value: object) -> Any:
