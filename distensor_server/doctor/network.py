@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distensor.comm.address import PROXY_VARIABLES, is_local
+from distensor.comm.address import PROXY_VARIABLES
 from distensor.core.errors import AuthenticationError, ControlError
 from distensor.core.reading import Unavailable
 from distensor_server.config import is_loopback
@@ -85,15 +85,11 @@ def _accepted(world: World) -> list[Finding]:
 
 
 def proxy(world: World) -> Finding:
-    """gRPC obeys these variables, and hubs are reached directly."""
+    """None is used, which is worth knowing where only the proxy is let out."""
     found = [name for name in PROXY_VARIABLES if world.environment.get(name)]
     if not found:
         return ok("proxy", "none is set")
-    names = ", ".join(found)
-    if world.hub is None or is_local(world.hub.host):
-        return ok("proxy", f"{names} set; the hub is reached directly all the same")
-    fix = f"start without it: env -u {' -u '.join(found)} distensor-server run; or set NO_PROXY={world.hub.host}"
-    return warning("proxy", f"{names} set, which may stand between this machine and the hub", fix)
+    return ok("proxy", f"{', '.join(found)} set; hub and peers are reached directly all the same")
 
 
 def clock(world: World) -> Finding:

@@ -7,12 +7,12 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from comm_kit import LocalHub, client_of, hub_of, node_of, running
+from comm_kit import LocalHub, hub_of, node_of, running
 from hub_kit import WordNode, until
 
 from distensor.comm import HubClient, LinkState
@@ -201,14 +201,48 @@ async def test_something_that_is_no_hub_is_told_as_such() -> None:
         await asyncio.to_thread(trainer_at(port).query_mesh)
 
 
-async def test_proxies_in_the_environment_do_not_matter_for_this_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@contextmanager
+def counting_proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
+    """What comes to the proxy that every variable of the environment names."""
+    came: list[object] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def count() -> None:
+            with suppress(OSError):  # the test is over
+                while True:
+                    connection, where = server.accept()
+                    came.append(where)
+                    connection.close()
+
+        thread = threading.Thread(target=count)
+        thread.start()
+        for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{server.getsockname()[1]}")
+        for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        yield came
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "LOCALHOST"])
+async def test_proxies_in_the_environment_get_no_connection(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    async with hub_of(tmp_path) as hub, running(node_of(hub, tmp_path)) as node, client_of(hub) as client:
-        await until(lambda: node.connected)
-        assert (await asyncio.to_thread(client.query_mesh)).available_workers == 2
+    """LOCALHOST is a name that does not look like this machine: for it, too, the hub is reached directly."""
+    with counting_proxy(monkeypatch) as came:
+        async with hub_of(tmp_path) as hub:
+            assert hub.ready is not None
+            node_token, trainer_token = (
+                replace(token, address=replace(token.address, host=host)).encode()
+                for token in map(decode_token, (hub.ready.node_tokens[0], hub.ready.trainer_token))
+            )
+            client = HubClient(trainer_token, timeout=5)
+            async with running(WordNode("atlas-1", node_token, tmp_path / "n.json")) as node:
+                await until(lambda: node.connected)
+                assert (await asyncio.to_thread(client.query_mesh)).available_workers == 2
+            await asyncio.to_thread(client.close)
+    assert came == []
 
 
 async def test_an_old_protocol_of_tls_is_not_spoken(tmp_path: Path) -> None:

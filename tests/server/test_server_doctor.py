@@ -168,7 +168,6 @@ FAULTS: Sequence[tuple[Check, dict[str, Any], Level, str, str]] = [
         "does not know",
         "new key",
     ),
-    (network.proxy, {"environment": {"https_proxy": "http://p:1"}}, Level.WARNING, "https_proxy set", "NO_PROXY"),
     (network.clock, {"look": lambda: SKEWED}, Level.WARNING, "90.0 s ahead of", "timedatectl"),
     (network.reachable, {"host": "127.0.0.1"}, Level.WARNING, "cannot reach workers at 127.0.0.1", "--host"),
     (network.reachable, {"bind": raising(OSError(99, "not of this machine"))}, Level.FAIL, "cannot listen", "--host"),

@@ -42,7 +42,7 @@ def parse_address(text: str, *, allow_port_zero: bool = False) -> HubAddress:
 
 
 def is_local(host: str) -> bool:
-    """Whether `host` is this machine or its private network, so that no HTTP proxy may sit in between."""
+    """Whether `host` is this machine or its private network, where no HTTP proxy sits in between."""
     if host == "localhost" or host.endswith(".local"):
         return True
     try:
@@ -60,7 +60,9 @@ def is_loopback(host: str) -> bool:
 
 
 def proxy_in_the_way(host: str) -> str | None:
-    """The proxy variable that gRPC would obey for `host`, as "NAME=value"; None when there is none.
+    """A proxy variable for `host`, as "NAME=value"; None when there is none.
+
+    Hubs are reached directly. Where that fails, the variable tells that this network may let only the proxy out.
 
     Of the value only what names the proxy: a user and a password may stand in it.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import grpc.aio
 
-from distensor.comm.address import HubAddress, is_local
+from distensor.comm.address import HubAddress
 from distensor.comm.bootstrap import HUB_NAME
 
 EOF: object = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
@@ -32,8 +32,8 @@ SERVER_OPTIONS: list[tuple[str, int | str]] = [
 ]
 
 
-def _client_options(address: HubAddress) -> list[tuple[str, int | str]]:
-    options: list[tuple[str, int | str]] = [
+def _client_options() -> list[tuple[str, int | str]]:
+    return [
         *_SIZES,
         ("grpc.ssl_target_name_override", HUB_NAME),
         ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
@@ -45,10 +45,10 @@ def _client_options(address: HubAddress) -> list[tuple[str, int | str]]:
         ("grpc.max_reconnect_backoff_ms", 2000),
         ("grpc.use_local_subchannel_pool", 1),  # a new channel does not inherit an old one's backoff
         ("grpc.enable_retries", 0),
+        # No proxy of the environment: the first contact (bootstrap.py) is direct, so the hub is reached directly or not
+        # at all, and a proxy is never offered connections to this machine or its network, whatever they are called.
+        ("grpc.enable_http_proxy", 0),
     ]
-    if is_local(address.host):
-        options.append(("grpc.enable_http_proxy", 0))
-    return options
 
 
 def _credentials(authority_pem: str) -> grpc.ChannelCredentials:
@@ -56,11 +56,11 @@ def _credentials(authority_pem: str) -> grpc.ChannelCredentials:
 
 
 def open_channel(address: HubAddress, authority_pem: str) -> grpc.Channel:
-    return grpc.secure_channel(str(address), _credentials(authority_pem), _client_options(address))
+    return grpc.secure_channel(str(address), _credentials(authority_pem), _client_options())
 
 
 def open_aio_channel(address: HubAddress, authority_pem: str) -> grpc.aio.Channel:
-    return grpc.aio.secure_channel(str(address), _credentials(authority_pem), _client_options(address))
+    return grpc.aio.secure_channel(str(address), _credentials(authority_pem), _client_options())
 
 
 def bearer(*parts: str) -> tuple[tuple[str, str], ...]:
