@@ -22,6 +22,7 @@ from distensor.transport.doorstep import Doorstep
 from distensor.transport.handshake import Hello, Lane, RefusedError, answer, secure_accepted
 from distensor.transport.listener import Listener, WakeUp
 from distensor.transport.local_lanes import Connection, LocalMeeting
+from distensor.transport.sockets import prepare
 from distensor.transport.types import PeerId, Timeouts
 from distensor.transport.wire import cut_off
 
@@ -129,7 +130,7 @@ class Acceptor:
         with ExitStack() as undo:
             undo.callback(raw.close)
             raw.settimeout(self.timeouts.handshake)
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            prepare(raw)
             tls = self.context.wrap_socket(raw, server_side=True, do_handshake_on_connect=False)
             undo.pop_all()
         with self._lock:

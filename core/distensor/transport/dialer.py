@@ -11,6 +11,7 @@ from distensor.core.clock import Clock
 from distensor.core.errors import HandshakeError
 from distensor.transport.handshake import Lane, NobodyCameError, RetryableHandshakeError, secure_dialed
 from distensor.transport.local_lanes import Connection, LocalMeeting
+from distensor.transport.sockets import prepare
 from distensor.transport.types import Address, PeerId, peer_name
 from distensor.transport.wire import cut_off
 
@@ -60,7 +61,7 @@ class Dialer:
     def _try(self, lane: Lane, remaining: float) -> Connection:
         raw = socket.create_connection((self.address.host, self.address.port), timeout=remaining)
         self._socket = raw
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        prepare(raw)
         connection = secure_dialed(raw, self.context, me=self.me, expected=self.rank, lane=lane, local=self.local)
         connection.settimeout(None)
         return connection
