@@ -27,6 +27,8 @@ FORBIDDEN = {
     "distensor.hub": ARRAYS,
     "distensor.hub.cli": ARRAYS,
     "distensor.cloud": ARRAYS,
+    "distensor.relay": ARRAYS,
+    "distensor.relay.cli": ARRAYS,
     "distensor_server": ARRAYS,
     "distensor_server.cli": ARRAYS,
     "distensor_tui": (*ARRAYS, "grpc", "distensor", "distensor_server"),

@@ -22,8 +22,9 @@ from distensor.transport.doorstep import Doorstep
 from distensor.transport.handshake import Hello, Lane, RefusedError, answer, secure_accepted
 from distensor.transport.listener import Listener, WakeUp
 from distensor.transport.local_lanes import Connection, LocalMeeting
+from distensor.transport.paths import path_of
 from distensor.transport.sockets import prepare
-from distensor.transport.types import PeerId, Timeouts
+from distensor.transport.types import Address, PathKind, PeerId, Timeouts
 from distensor.transport.wire import cut_off
 
 MOST_UNPROVEN = 64
@@ -50,6 +51,7 @@ class Lanes(Protocol):
 class _Unproven:
     connection: socket.socket
     until: float
+    path: PathKind
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +67,8 @@ class Acceptor:
     lanes: Lanes
     local: LocalMeeting | None = None
     """Where processes of the same user are met instead; None for nowhere."""
+    on_path: Callable[[int, PathKind], None] = lambda _rank, _path: None
+    """Told by which way a peer came, before its lane is added."""
     refused: deque[str] = field(default_factory=lambda: deque(maxlen=8))
     """The latest reasons why a connection was turned away."""
     _wake: WakeUp = field(default_factory=WakeUp)
@@ -92,15 +96,19 @@ class Acceptor:
                 if self._stopped or not self.lanes.wants_more():
                     connection.close()
                 else:
-                    self._prove(connection, since + self.timeouts.handshake)
+                    self._prove(connection, since + self.timeouts.handshake, _path_from(connection))
             now = self.clock.monotonic()
             self._drop(lambda unproven: unproven.until < now)  # noqa: B023 - called at once
             if not self.lanes.wants_more():
                 doorstep.close()
         doorstep.close()
 
-    def _prove(self, connection: socket.socket, until: float) -> None:
-        unproven = _Unproven(connection, until)
+    def take_relayed(self, connection: socket.socket) -> None:
+        """A relay has joined this connection to one of a peer."""
+        self._prove(connection, self.clock.monotonic() + self.timeouts.handshake, PathKind.RELAY)
+
+    def _prove(self, connection: socket.socket, until: float, path: PathKind) -> None:
+        unproven = _Unproven(connection, until, path)
         with self._lock:
             if len(self._unproven) >= MOST_UNPROVEN:
                 oldest = next(iter(self._unproven))
@@ -149,6 +157,7 @@ class Acceptor:
             connection = self._welcome(tls, hello)
             if connection is tls:
                 undo.pop_all()
+        self.on_path(hello.rank, unproven.path if connection is tls else PathKind.HERE)
         self.lanes.add(hello.rank, hello.lane, connection)
 
     def _spare(self, unproven: _Unproven) -> None:
@@ -187,3 +196,11 @@ class Acceptor:
             self.lanes.release(hello.rank, hello.lane)
             raise
         return connection
+
+
+def _path_from(connection: socket.socket) -> PathKind:
+    try:
+        host = str(connection.getpeername()[0])
+    except OSError:
+        return PathKind.PUBLIC  # it has gone; the handshake will say so
+    return path_of(Address(host=host, port=0))

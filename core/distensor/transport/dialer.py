@@ -5,15 +5,18 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from distensor.core.clock import Clock
 from distensor.core.errors import HandshakeError
-from distensor.transport.handshake import Lane, NobodyCameError, RetryableHandshakeError, secure_dialed
+from distensor.transport import relayed
+from distensor.transport.handshake import Lane, NobodyCameError, RetryableHandshakeError, recognise_dialed, say_hello
 from distensor.transport.local_lanes import Connection, LocalMeeting
+from distensor.transport.paths import Attempt, Race, Way, path_of
 from distensor.transport.sockets import prepare
-from distensor.transport.types import Address, PeerId, peer_name
-from distensor.transport.wire import cut_off
+from distensor.transport.types import Address, Credentials, PathKind, PeerId, peer_name
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 
@@ -24,16 +27,23 @@ class Dialer:
 
     me: PeerId
     rank: int
-    address: Address
+    addresses: tuple[Address, ...]
     context: ssl.SSLContext
     deadline: float
     clock: Clock
     stopped: threading.Event
     local: LocalMeeting | None = None
     """Where the peer is met instead, if it is a process of the same user; None for nowhere."""
+    relay: Address | None = None
+    """What to ask when no address leads to the peer."""
+    credentials: Credentials | None = None
+    """What the relay is shown."""
     reason: str = "no answer to the TLS handshake"
     """Why the peer is not there yet."""
-    _socket: socket.socket | None = None
+    path: PathKind | None = None
+    """The way that led to it."""
+    _race: Race | None = None
+    _known: Way | None = None
 
     def lane(self, lane: Lane) -> Connection | None:
         """One connection, recognised at both ends; None when time is up or dialing was stopped.
@@ -47,6 +57,7 @@ class Dialer:
                 return self._try(lane, remaining)
             except (RetryableHandshakeError, OSError) as error:
                 self.reason = str(error) or type(error).__name__
+                self._known = None
                 if isinstance(error, NobodyCameError):
                     self.local = None
             except HandshakeError as error:
@@ -56,17 +67,63 @@ class Dialer:
         return None
 
     def __str__(self) -> str:
-        return f"{peer_name(self.rank)} at {self.address}"
+        return f"{peer_name(self.rank)} at {' or '.join(map(str, self.addresses))}"
 
     def _try(self, lane: Lane, remaining: float) -> Connection:
-        raw = socket.create_connection((self.address.host, self.address.port), timeout=remaining)
-        self._socket = raw
-        prepare(raw)
-        connection = secure_dialed(raw, self.context, me=self.me, expected=self.rank, lane=lane, local=self.local)
+        self._race = race = self._ways()
+        if self.stopped.is_set():  # it may have been set before `interrupt` could see the race
+            race.stop()
+        way, tls = race.run(remaining)
+        local = None if way.path is PathKind.RELAY else self.local
+        connection = say_hello(tls, me=self.me, lane=lane, local=local)
         connection.settimeout(None)
+        # The second lane takes the way that the first one found.
+        self._known, self.path = way, PathKind.HERE if connection is not tls else way.path
         return connection
+
+    def _ways(self) -> Race:
+        if self._known is not None:
+            return Race([self._known], None, self.clock)
+        direct = [Way(path=path_of(each), name=str(each), open=self._direct(each)) for each in self.addresses]
+        relay = self.relay
+        if relay is None:
+            return Race(direct, None, self.clock)
+        return Race(direct, Way(path=PathKind.RELAY, name=str(relay), open=self._relayed(relay)), self.clock)
+
+    def _direct(self, address: Address) -> Callable[[float, Attempt], ssl.SSLSocket]:
+        def open_(timeout: float, attempt: Attempt) -> ssl.SSLSocket:
+            return self._recognise(_connect(address, timeout, attempt), attempt)
+
+        return open_
+
+    def _relayed(self, relay: Address) -> Callable[[float, Attempt], ssl.SSLSocket]:
+        def open_(timeout: float, attempt: Attempt) -> ssl.SSLSocket:
+            assert self.credentials is not None  # given together with the relay
+            raw = _connect(relay, timeout, attempt)
+            with ExitStack() as undo:
+                undo.callback(raw.close)
+                relayed.dial(relay, self.credentials, self.rank, raw)
+                undo.pop_all()
+            return self._recognise(raw, attempt)
+
+        return open_
+
+    def _recognise(self, raw: socket.socket, attempt: Attempt) -> ssl.SSLSocket:
+        tls = recognise_dialed(raw, self.context, me=self.me, expected=self.rank)
+        attempt.hold(tls)
+        return tls
 
     def interrupt(self) -> None:
         """Make `lane` return soon, from another thread; `stopped` must be set already."""
-        if self._socket is not None:
-            cut_off(self._socket)
+        if self._race is not None:
+            self._race.stop()
+
+
+def _connect(address: Address, timeout: float, attempt: Attempt) -> socket.socket:
+    raw = socket.create_connection((address.host, address.port), timeout=timeout)
+    with ExitStack() as undo:
+        undo.callback(raw.close)
+        prepare(raw)
+        attempt.hold(raw)
+        undo.pop_all()
+    return raw

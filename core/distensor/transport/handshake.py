@@ -50,21 +50,13 @@ class RefusedError(HandshakeError):
     """A recognised member of the authority that may not have this connection; it is told why."""
 
 
-def secure_dialed(
-    raw: socket.socket,
-    context: ssl.SSLContext,
-    *,
-    me: PeerId,
-    expected: int,
-    lane: Lane,
-    local: LocalMeeting | None = None,
-) -> Connection:
-    """The dialer's half. `raw` must have a timeout set; it is closed on failure.
+def recognise_dialed(raw: socket.socket, context: ssl.SSLContext, *, me: PeerId, expected: int) -> ssl.SSLSocket:
+    """The first part of the dialer's half: TLS, and is this the peer? Nothing is said yet, so it may be given up.
 
-    With `local`, the connection that comes back is a Unix socket where the peer is a process of the same user here.
+    `raw` must have a timeout set; it is closed on failure.
 
     Raises:
-        HandshakeError: the other end is not the peer it should be, or refuses us.
+        HandshakeError: the other end is not the peer it should be.
         OSError: the connection broke or took too long.
     """
     tls = context.wrap_socket(raw, do_handshake_on_connect=False)
@@ -72,6 +64,21 @@ def secure_dialed(
         undo.callback(tls.close)
         _shake(tls)
         _check(tls, me=me, expected=expected)
+        undo.pop_all()
+    return tls
+
+
+def say_hello(tls: ssl.SSLSocket, *, me: PeerId, lane: Lane, local: LocalMeeting | None = None) -> Connection:
+    """The second part: agree on what this connection is for; `tls` is closed on failure.
+
+    With `local`, the connection that comes back is a Unix socket where the peer is a process of the same user here.
+
+    Raises:
+        HandshakeError: the other end refuses us.
+        OSError: the connection broke or took too long.
+    """
+    with ExitStack() as undo:
+        undo.callback(tls.close)
         with nullcontext() if local is None else local.invite(tls) as invitation:
             connection = _introduce(tls, me, lane, invitation)
         if connection is tls:

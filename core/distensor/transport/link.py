@@ -15,7 +15,7 @@ from distensor.transport.local_lanes import Connection, LocalSocket
 from distensor.transport.mailbox import Mailbox
 from distensor.transport.rates import RateLimit
 from distensor.transport.round_trips import RoundTrips, answering, question_in
-from distensor.transport.types import Buffer, FrameLimits, LinkStats, Message, Tag, peer_name
+from distensor.transport.types import Buffer, FrameLimits, LinkStats, Message, PathKind, Tag, peer_name
 from distensor.transport.wire import WireReader, WireWriter, cut_off
 
 GOODBYE_REASON = "it closed the connection with a goodbye"
@@ -99,6 +99,8 @@ class PeerLink:
     clock: Clock
     send_limit: RateLimit
     receive_limit: RateLimit
+    path: PathKind | None = None
+    """The way by which the peer was reached."""
     _trips: RoundTrips = field(init=False, default_factory=RoundTrips)
     _answering: bool = field(init=False, default=False)
     """An answer is queued: a peer that asks faster than we send gets no second one."""
@@ -115,7 +117,7 @@ class PeerLink:
     def __post_init__(self) -> None:
         self._writer = WireWriter(self.outbound, self.epoch, self.send_limit)
         self._writable.register(self.outbound, select.POLLOUT)
-        self._reader = WireReader(self.inbound, self.epoch, self.limits, limit=self.receive_limit)
+        self._reader = WireReader(self.inbound, self.epoch, self.limits, limit=self.receive_limit, clock=self.clock)
         self._threads = (self._thread(self._send_loop, "to"), self._thread(self._read_loop, "from"))
 
     def _thread(self, run: Callable[[], None], direction: str) -> threading.Thread:
@@ -199,6 +201,8 @@ class PeerLink:
             messages_received=self._reader.messages_received,
             rtt_seconds=self._trips.shortest,
             rtt_at=self._trips.last_at,
+            path=self.path,
+            receive_rate=self._reader.rate,
             local=isinstance(self.outbound, LocalSocket) and isinstance(self.inbound, LocalSocket),
         )
 

@@ -20,18 +20,22 @@ from distensor.transport.listener import Listener
 from distensor.transport.local_lanes import Connection, LocalMeeting
 from distensor.transport.mailbox import Mailbox
 from distensor.transport.rates import RateLimit
+from distensor.transport.relayed import Parking
 from distensor.transport.types import (
+    Address,
     Buffer,
     Channel,
     Credentials,
     FrameLimits,
     LinkStats,
     Message,
+    PathKind,
     PeerId,
     Peers,
     Tag,
     Timeouts,
     peer_name,
+    places_of,
 )
 
 _CLOSED_HERE = "the data plane was closed here"
@@ -55,6 +59,8 @@ class DataPlane:
         self._closing = threading.Event()
         self._lanes = LaneTable(self._add_link)
         self._acceptor: Acceptor | None = None
+        self._parking: Parking | None = None
+        self._paths: dict[int, PathKind] = {}
         self._dialers: list[Dialer] = []
         self._threads: list[threading.Thread] = []
 
@@ -70,14 +76,15 @@ class DataPlane:
         limits: FrameLimits | None = None,
         clock: Clock = SYSTEM_CLOCK,
         driver: bool = True,
+        relay: Address | None = None,
         local: LocalMeeting | None = None,
     ) -> DataPlane:
         """Connect to everybody and return when all are there.
 
         A rank dials every peer above it and is dialed by those below and by the driver; the driver dials all.
         `driver=False` is for a mesh without one. With `local`, peers that are processes of the same user on this
-        machine, and have it too, are met on Unix sockets once TLS has proven them. The listener stays the caller's; it
-        is watched until `close`.
+        machine, and have it too, are met on Unix sockets once TLS has proven them. Peers that no address leads to are
+        met at the `relay`, where there is one. The listener stays the caller's; it is watched until `close`.
 
         Raises:
             HandshakeError: a peer is not who it should be, or refuses us.
@@ -87,7 +94,7 @@ class DataPlane:
         plane = cls(me, timeouts=timeouts or Timeouts(), limits=limits or FrameLimits(), clock=clock)
         with ExitStack() as undo:
             undo.callback(plane.close)
-            plane._meet(credentials, listener, peers, driver, local)
+            plane._meet(credentials, listener, peers, driver, local, relay)
             undo.pop_all()
         return plane
 
@@ -163,6 +170,8 @@ class DataPlane:
     def close(self) -> None:
         """Say goodbye, let queued messages leave for up to `timeouts.goodbye` seconds, and end every thread."""
         self._closing.set()
+        if self._parking is not None:
+            self._parking.stop()
         if self._acceptor is not None:
             self._acceptor.stop()
         for dialer in self._dialers:
@@ -178,6 +187,8 @@ class DataPlane:
             link.join(_JOIN)
         for thread in self._threads:
             thread.join(_JOIN)
+        if self._parking is not None:
+            self._parking.join(_JOIN)
         self._lanes.close()
 
     def __enter__(self) -> DataPlane:
@@ -204,8 +215,9 @@ class DataPlane:
         peers: Peers,
         driver: bool,
         local: LocalMeeting | None,
+        relay: Address | None,
     ) -> None:
-        dialed = {rank: address for rank, address in peers.items() if rank > self.me.rank}
+        dialed = {rank: places_of(where) for rank, where in peers.items() if rank > self.me.rank}
         awaited = {rank for rank in peers if DRIVER_RANK < rank < self.me.rank}
         if driver and self.me.rank != DRIVER_RANK:
             awaited.add(DRIVER_RANK)
@@ -213,9 +225,15 @@ class DataPlane:
         self._lanes.expect({*dialed, *awaited})
         if listener is not None:
             self._listen(listener, credentials, frozenset(awaited), local)
+        if relay is not None and self._acceptor is not None and awaited:
+            acceptor, lanes = self._acceptor, self._lanes
+            self._parking = Parking(relay, credentials, self.me.rank, acceptor.take_relayed, lanes.wants_more)
+            self._parking.start()
         context = client_context(credentials, self._clock)
-        for rank, address in dialed.items():
-            self._dial(Dialer(self.me, rank, address, context, deadline, self._clock, self._closing, local))
+        for rank, places in dialed.items():
+            self._dial(
+                Dialer(self.me, rank, places, context, deadline, self._clock, self._closing, local, relay, credentials)
+            )
         keeper = Keeper(lambda: self._links, self.timeouts, self._lose, self._closing)
         self._spawn("keeper", keeper.run)
         self._await({*dialed, *awaited}, deadline)
@@ -224,7 +242,9 @@ class DataPlane:
         self, listener: Listener, credentials: Credentials, awaited: frozenset[int], local: LocalMeeting | None
     ) -> None:
         context = server_context(credentials, self._clock)
-        self._acceptor = Acceptor(listener, context, self.me, awaited, self.timeouts, self._clock, self._lanes, local)
+        self._acceptor = Acceptor(
+            listener, context, self.me, awaited, self.timeouts, self._clock, self._lanes, local, self._note_path
+        )
         self._acceptor.start()
 
     def _dial(self, dialer: Dialer) -> None:
@@ -234,6 +254,8 @@ class DataPlane:
                     connection = dialer.lane(lane)
                     if connection is None:
                         return
+                    if dialer.path is not None:
+                        self._note_path(dialer.rank, dialer.path)
                     self._lanes.add(dialer.rank, lane, connection, dialed=True)
             except TransportError as error:
                 self._fail(error)
@@ -245,6 +267,10 @@ class DataPlane:
         thread = threading.Thread(target=run, name=f"distensor-{name}", daemon=True)
         self._threads.append(thread)
         thread.start()
+
+    def _note_path(self, rank: int, path: PathKind) -> None:
+        """By which way a peer came; known before its lanes are."""
+        self._paths[rank] = path
 
     def _add_link(self, rank: int, outbound: Connection, inbound: Connection) -> None:
         link = PeerLink(
@@ -258,6 +284,7 @@ class DataPlane:
             self._clock,
             self._send_limit,
             self._receive_limit,
+            path=self._paths.get(rank),
         )
         with self._changed:
             self._links = {**self._links, rank: link}
@@ -292,6 +319,8 @@ class DataPlane:
         told = {dialer.rank: f"{dialer} ({dialer.reason})" for dialer in self._dialers}
         names = ", ".join(told.get(rank, f"{peer_name(rank)} (did not dial)") for rank in sorted(missing))
         refused = list(self._acceptor.refused) if self._acceptor is not None else []
+        if self._parking is not None and self._parking.reason:
+            refused.append(self._parking.reason)
         detail = f"; turned away here: {'; '.join(refused[-3:])}" if refused else ""
         here = f"{len(self._links)} of {len(self._links) + len(missing)} expected peers are here"
         return f"not connected after {self.timeouts.connect:g} s: {names}; {here}{detail}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import NamedTuple, TypeAlias
 
 from distensor.core.ids import DRIVER_RANK, Epoch, JobId, Rank, data_plane_uri
@@ -43,6 +43,17 @@ class Credentials:
     key_pem: bytes = field(repr=False)
     certificate_pem: str
     authority_pem: str
+
+
+class PathKind(StrEnum):
+    """The way by which two peers are connected."""
+
+    HERE = "here"
+    """On this machine."""
+    LAN = "lan"
+    IPV6 = "ipv6"
+    PUBLIC = "public"
+    RELAY = "relay"
 
 
 class Channel(IntEnum):
@@ -123,11 +134,20 @@ class LinkStats:
     messages_received: int
     rtt_seconds: float | None = None
     rtt_at: float | None = None
+    path: PathKind | None = None
+    """The way by which the peer is reached; None where nobody has said it (a test's bare sockets)."""
+    receive_rate: float | None = None
+    """Bytes a second of the newest large message from it: what the line carried, our own cap included."""
     local: bool = False
     """Whether it goes over Unix sockets of this machine, in plain, instead of TLS."""
 
 
-Peers: TypeAlias = Mapping[int, Address]
+Peers: TypeAlias = Mapping[int, "Address | tuple[Address, ...]"]
+"""Where each peer may be reached: one address, or several, the likeliest first."""
+
+
+def places_of(where: Address | tuple[Address, ...]) -> tuple[Address, ...]:
+    return (where,) if isinstance(where, Address) else where
 
 
 def peer_name(rank: int) -> str:

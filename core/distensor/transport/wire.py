@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from distensor.core.clock import Clock
 from distensor.core.errors import FrameError
 from distensor.transport.frames import PREFIX_SIZE, FrameKind, Prefix, decode_prefix, encode_prefix
 from distensor.transport.local_lanes import Connection, LocalSocket
@@ -20,6 +21,8 @@ from distensor.transport.types import Buffer, Channel, FrameLimits, Tag
 
 _RECORD = 1 << 14
 """The most that one TLS record holds, so the most that one read returns."""
+_TELLING = 1 << 18
+"""Bodies from this size tell how fast the line is: smaller ones came while nobody looked."""
 _JOIN_BELOW = 1 << 15
 """Parts of a frame smaller than this in all are joined: one record instead of several."""
 _MAP_ABOVE = 1 << 23
@@ -129,7 +132,17 @@ class WireReader:
     """Frames off a connection. One thread at a time."""
 
     __slots__ = (
-        "_ahead", "_epoch", "_limit", "_limits", "_room", "_rooms", "_tls", "bytes_received", "messages_received",
+        "_ahead",
+        "_clock",
+        "_epoch",
+        "_limit",
+        "_limits",
+        "_room",
+        "_rooms",
+        "_tls",
+        "bytes_received",
+        "messages_received",
+        "rate",
         "waiting",
     )  # fmt: skip
 
@@ -140,8 +153,12 @@ class WireReader:
         limits: FrameLimits,
         read_ahead: int = _RECORD,
         limit: RateLimit | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        """`read_ahead=PREFIX_SIZE` reads a frame without header and body, and not a byte of what follows."""
+        """`read_ahead=PREFIX_SIZE` reads a frame without header and body, and not a byte of what follows.
+
+        With a clock, `rate` is measured.
+        """
         self._tls = tls
         self._epoch = epoch
         self._limit = limit
@@ -153,6 +170,9 @@ class WireReader:
         self.messages_received = 0
         self.waiting = False
         """Nothing is read because the cap is used up."""
+        self._clock = clock
+        self.rate: float | None = None
+        """Bytes a second in which the newest large body came; None before the first."""
 
     def frame(self, limits: FrameLimits | None = None) -> tuple[Prefix, bytes, Buffer]:
         """The next frame, whole.
@@ -164,7 +184,7 @@ class WireReader:
         """
         prefix = decode_prefix(self._small(PREFIX_SIZE), epoch=self._epoch, limits=limits or self._limits)
         header = self._small(prefix.header_size) if prefix.header_size else b""
-        body = self._body(prefix.body_size) if prefix.body_size else b""
+        body = self._timed_body(prefix.body_size) if prefix.body_size else b""
         if prefix.kind is FrameKind.DATA:
             self.messages_received += 1
         return prefix, header, body
@@ -176,6 +196,14 @@ class WireReader:
             return bytes(self._body(size))
         self._ahead = ahead[size:]
         return bytes(ahead[:size])
+
+    def _timed_body(self, size: int) -> Buffer:
+        if self._clock is None or size < _TELLING:
+            return self._body(size)
+        started = self._clock.monotonic()
+        body = self._body(size)
+        self.rate = size / max(1e-9, self._clock.monotonic() - started)
+        return body
 
     def _body(self, size: int) -> Buffer:
         room = self._rooms.take(size) if size <= _MAP_ABOVE else _map(size)
