@@ -40,6 +40,17 @@ class LinkBytes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaBytes:
+    """What a worker sent to the other replicas in its last step and got from them; `ring` is what a ring all-reduce of
+    its gradients sends. `how` they agree is the trainer's word."""
+
+    how: str
+    up: int
+    down: int
+    ring: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
     phase: str
     step: int
@@ -52,6 +63,7 @@ class Progress:
     wait_s: float
     links: tuple[LinkBytes, ...]
     rss: int
+    replicas: ReplicaBytes | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,6 +142,21 @@ def _progress(fields: Mapping[str, Any]) -> Progress:
         wait_s=_seconds(fields, "wait_s"),
         links=tuple(_bounded_list(fields, "links", _link)),
         rss=_integer(fields, "rss"),
+        replicas=_replicas(fields.get("replicas")),
+    )
+
+
+def _replicas(value: Any) -> ReplicaBytes | None:
+    """Nothing said: there is one replica, or an older worker."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise ValueError(f"replicas {value!r:.60}, expected an object")
+    return ReplicaBytes(
+        how=clean_text(_text(value, "how", 32)),
+        up=_integer(value, "up"),
+        down=_integer(value, "down"),
+        ring=_integer(value, "ring"),
     )
 
 

@@ -137,6 +137,15 @@ def _workers(key: str) -> Callable[[Data], Samples]:
     return samples
 
 
+def _replicas(key: str) -> Callable[[Data], Samples]:
+    def samples(sections: Data) -> Samples:
+        for labels, found in _workers("replicas")(sections):
+            if isinstance(found, Mapping):
+                yield {**labels, "how": found.get("how")}, found.get(key)
+
+    return samples
+
+
 def _jobs(key: str) -> Callable[[Data], Samples]:
     def samples(sections: Data) -> Samples:
         for job in _list(sections, "jobs"):
@@ -194,6 +203,9 @@ FAMILIES: Sequence[Family] = (
     _gauge("worker_compute_seconds", "Time of the last step in computing.", _workers("compute_s")),
     _gauge("worker_sync_seconds", "Time of the last step in averaging.", _workers("sync_s")),
     _gauge("worker_wait_seconds", "Time of the last step in waiting for others.", _workers("wait_s")),
+    _gauge("worker_replica_sent_bytes", "Sent to other replicas in the last step.", _replicas("up")),
+    _gauge("worker_replica_received_bytes", "Received from other replicas in the last step.", _replicas("down")),
+    _gauge("worker_replica_ring_bytes", "What a ring all-reduce of the gradients sends.", _replicas("ring")),
     _gauge("job_step", "Last step of a job.", _jobs("step")),
     _gauge("job_loss", "Loss of the last step.", _jobs("loss")),
     _gauge("job_tokens_per_second", "Speed of the whole job.", _jobs("tokens_per_second")),

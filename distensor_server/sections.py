@@ -10,6 +10,7 @@ from distensor.core.control import WorkerState
 from distensor.core.parallel import ParallelConfig, RankLayout
 from distensor_server.devicesection import device_section, rounded
 from distensor_server.faults import faults
+from distensor_server.messages import Progress
 from distensor_server.nodestate import gates, node_state
 from distensor_server.picture import Gate, JobRecord, Picture, WorkerView
 
@@ -90,6 +91,7 @@ def _worker(worker: WorkerView) -> Section:
         "compute_s": progress.compute_s if progress else None,
         "sync_s": progress.sync_s if progress else None,
         "wait_s": progress.wait_s if progress else None,
+        "replicas": _replicas(progress),
         "restarts": life.restarts,
         "failures": life.failures,
         "retry_at": worker.retry_at,
@@ -97,6 +99,11 @@ def _worker(worker: WorkerView) -> Section:
         "rss": worker.rss,
         "since": worker.since,
     }
+
+
+def _replicas(progress: Progress | None) -> Section:
+    found = progress.replicas if progress else None
+    return None if found is None else {"how": found.how, "up": found.up, "down": found.down, "ring": found.ring}
 
 
 def _live(worker: WorkerView, value: float | None) -> float | None:

@@ -186,6 +186,23 @@ class DeviceProcess:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Replicas:
+    """How the replicas of a worker's weights agree, and the bytes that it sent them in its last step and got from them,
+    beside those of a ring all-reduce of its gradients."""
+
+    how: str
+    up: int
+    down: int
+    ring: int
+
+    @property
+    def reduction(self) -> float | None:
+        """How many times fewer bytes than the ring the busier direction had; None before the first step."""
+        busiest = max(self.up, self.down)
+        return self.ring / busiest if busiest > 0 and self.ring > 0 else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Worker:
     id: str
     job: str
@@ -206,6 +223,7 @@ class Worker:
     last_exit: str | None
     rss: int | None
     since: float | None
+    replicas: Replicas | None = None
 
     @property
     def finished(self) -> bool:

@@ -27,6 +27,7 @@ from distensor_tui.model import (
     Parallel,
     PeerLink,
     Problem,
+    Replicas,
     Severity,
     Snapshot,
     Usage,
@@ -204,7 +205,12 @@ def _worker(f: Fields) -> Worker:
         last_exit=f.maybe_text("last_exit"),
         rss=f.whole("rss"),
         since=f.number("since"),
+        replicas=_replicas(f.object("replicas")) if f.is_object("replicas") else None,
     )
+
+
+def _replicas(f: Fields) -> Replicas:
+    return Replicas(how=f.text("how"), up=f.count("up"), down=f.count("down"), ring=f.count("ring"))
 
 
 def _jobs(raw: Any, problems: list[str]) -> tuple[Job, ...]:

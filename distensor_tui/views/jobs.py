@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distensor_tui import format as fmt
-from distensor_tui.model import AuthState, HubState, Job, Snapshot, Worker
+from distensor_tui.model import AuthState, HubState, Job, Replicas, Snapshot, Worker
 from distensor_tui.scene import Look, View
 from distensor_tui.text import EMPTY, Line, Span, Tone, fill, join, line, spread, width
 from distensor_tui.views import faults
@@ -179,6 +179,9 @@ def split_bar(worker: Worker, size: int, look: Look) -> Line:
     return line(*((glyph * n, tone) for (glyph, tone), n in zip(kinds, shares(parts, size), strict=True)))
 
 
+NOTABLE = 2.0
+"""Times fewer bytes than a ring all-reduce that are worth a word."""
+
 JOB_COLUMNS = (
     Column("job", least=10),
     Column("state"),
@@ -187,19 +190,46 @@ JOB_COLUMNS = (
     Column("loss", right=True),
     Column("tok/s", right=True),
     Column("parallel", least=10),
+    Column("sync"),
     Column("nodes", right=True),
     Column("units", right=True),
 )
 
 
 def page(view: View, size: int) -> list[Line]:
-    """Header and one row per job, the ended ones too; a narrow screen leaves what Enter shows to Enter."""
-    shown = [i for i, c in enumerate(JOB_COLUMNS) if size >= NARROW_CELLS or c.title not in ("epoch", "nodes")]
-    cells = [_job_cells(job) for job in view.snapshot.jobs or ()]
+    """Header and one row per job, the ended ones too; a narrow screen leaves what Enter shows to Enter. Nothing is said
+    of replicas where no job has several."""
+    cells = [_job_cells(job, _replicas(job, view)) for job in view.snapshot.jobs or ()]
+    hidden = {"epoch", "nodes", "sync"} if size < NARROW_CELLS else set()
+    if not any(_replicas(job, view) for job in view.snapshot.jobs or ()):
+        hidden.add("sync")
+    shown = [i for i, c in enumerate(JOB_COLUMNS) if c.title not in hidden]
     return table([JOB_COLUMNS[i] for i in shown], [[row[i] for i in shown] for row in cells], size)
 
 
-def _job_cells(job: Job) -> list[Span | str]:
+def _replicas(job: Job, view: View) -> Replicas | None:
+    """Of the worker here that sent most."""
+    found = [w.replicas for w in view.snapshot.workers or () if w.job == job.id and w.replicas is not None]
+    return max(found, key=lambda each: each.up, default=None)
+
+
+def _sync(replicas: Replicas | None) -> str:
+    if replicas is None:
+        return "-"
+    if replicas.reduction is None or replicas.reduction < NOTABLE:
+        return replicas.how
+    return f"{replicas.how} {replicas.reduction:,.3g}x less"
+
+
+def sync_line(replicas: Replicas) -> str:
+    """How replicas agree and what it costs, for details."""
+    bytes_ = f"{fmt.memory(replicas.up)} up, {fmt.memory(replicas.down)} down a step"
+    small = replicas.reduction is None or replicas.reduction < NOTABLE
+    less = "" if small else f", {replicas.reduction:,.3g}x less than a ring all-reduce"
+    return f"{replicas.how}: {bytes_}{less}"
+
+
+def _job_cells(job: Job, replicas: Replicas | None) -> list[Span | str]:
     step = "-" if job.step is None else f"{job.step:,}"
     return [
         Span(job.name or job.id, Tone.STRONG),
@@ -209,6 +239,7 @@ def _job_cells(job: Job) -> list[Span | str]:
         fmt.loss(job.loss),
         fmt.amount(job.tokens_per_second),
         parallel(job),
+        _sync(replicas),
         str(len({member.node for member in job.members})),
         f"{job.units:,}",
     ]
@@ -236,6 +267,8 @@ def detail(job: Job, view: View) -> list[tuple[str, str]]:
         ("speed", f"{fmt.amount(job.tokens_per_second)} tok/s"),
         ("units here", f"{job.units:,}"),
     ]
+    if (replicas := _replicas(job, view)) is not None:
+        facts.append(("replicas", sync_line(replicas)))
     mine = [w for w in view.snapshot.workers or () if w.job == job.id]
     return facts + [(f"rank {w.rank}", worker_line(w)) for w in mine]
 
@@ -262,5 +295,6 @@ def worker_detail(worker: Worker) -> list[tuple[str, str]]:
         ("step", "-" if worker.step is None else f"{worker.step:,}, loss {fmt.loss(worker.loss)}"),
         ("speed", f"{fmt.amount(worker.tokens_per_second)} tok/s"),
         ("a step takes", split),
+        *([] if worker.replicas is None else [("replicas", sync_line(worker.replicas))]),
         ("last exit", worker.last_exit or "none"),
     ]

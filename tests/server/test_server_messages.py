@@ -18,6 +18,7 @@ from distensor_server.messages import (
     Note,
     Progress,
     Ready,
+    ReplicaBytes,
     assign_line,
     clean_text,
     drain_line,
@@ -117,12 +118,23 @@ def test_garbage_is_a_value_with_its_reason(line: bytes, reason: str) -> None:
         {"links": [{"peer": 0, "sent": -1, "received": 0}]},
         {"links": [{"peer": 0, "sent": 1, "received": 1}] * 5000},
         {"rss": 2**70},
+        {"replicas": 3},
     ],
 )
 def test_progress_is_checked_field_by_field(change: dict[str, Any]) -> None:
     message = parse({**PROGRESS, **change})
     assert isinstance(message, Garbage)
     assert next(iter(change)) in message.reason
+
+
+def test_what_replicas_cost_is_read_and_cleaned() -> None:
+    found = {"how": "dis\x1b[31mtro", "up": 10, "down": 30, "ring": 4000}
+    message = parse({**PROGRESS, "replicas": found})
+    assert isinstance(message, Progress)
+    assert message.replicas == ReplicaBytes(how="dis [31mtro", up=10, down=30, ring=4000)
+    for change in ({"up": -1}, {"down": None}, {"ring": "4"}, {"how": 3}):
+        assert isinstance(parse({**PROGRESS, "replicas": {**found, **change}}), Garbage)
+    assert parse({**PROGRESS, "replicas": None}) == parse(PROGRESS)
 
 
 @pytest.mark.parametrize("loss", ["NaN", "Infinity", "-Infinity"])

@@ -204,3 +204,12 @@ async def test_the_page_holds_no_secret(short_dir: Path) -> None:
         sections = running.sections()
         assert "dtj_planted" not in exposition(sections) + json.dumps(sections)
         assert "pem" not in exposition(sections)
+
+
+def test_bytes_between_replicas_are_a_workers_where_it_has_others() -> None:
+    worker = {"job": "j", "epoch": 1, "rank": 0, "device": "cpu", "pid": 5}
+    cost = {"how": "distro", "up": 10, "down": 30, "ring": 4000}
+    page = parse(exposition({"workers": [{**worker, "replicas": cost}, {**worker, "rank": 1, "replicas": None}]}))
+    (labels, value), *others = page["distensor_worker_replica_sent_bytes"].samples.items()
+    assert (dict(labels)["rank"], dict(labels)["how"], value, others) == ("0", "distro", 10, [])
+    assert list(page["distensor_worker_replica_ring_bytes"].samples.values()) == [4000]

@@ -15,7 +15,7 @@ from distensor.core.ids import DeviceId, NodeId
 from distensor.core.reading import Unavailable
 from distensor_server.devices.model import FACTS, LISTS, NUMBERS, Device, DeviceProcess
 from distensor_server.lifecycle import Life
-from distensor_server.messages import Progress
+from distensor_server.messages import Progress, ReplicaBytes
 from distensor_server.nodestate import NodeState, gates, node_state
 from distensor_server.picture import Hold, HoldKind, JobRecord, LoggedEvent, Picture, WorkerView
 from distensor_server.rates import LinkRate
@@ -87,6 +87,13 @@ def picture(**more: Any) -> Picture:
 
 
 PAUSE = Hold(kind=HoldKind.PAUSE, until=99.0)
+
+
+def test_what_replicas_cost_is_a_workers() -> None:
+    cost = ReplicaBytes(how="distro", up=10, down=30, ring=4000)
+    here = worker(progress=replace(progress(3), replicas=cost))
+    found = build_sections(picture(workers=(here,)), 0.0)["workers"][0]["replicas"]
+    assert found == {"how": "distro", "up": 10, "down": 30, "ring": 4000}
 
 
 @pytest.mark.parametrize(
@@ -238,6 +245,7 @@ def test_all_sections_word_for_word() -> None:
         "since": 7.0,
         "failures": 0,
         "retry_at": None,
+        "replicas": None,
     }
     assert sections["jobs"] == [
         {

@@ -341,6 +341,12 @@ class ShardEngine:
         return _chosen(weights.whole(self._updater.averages()), wanted)
 
     @property
+    def trained_elements(self) -> int:
+        """Of the whole parameters that this rank has gradients of."""
+        parameters = keyed({stage: runner.parameters for stage, runner in self._runners.items()})
+        return sum(math.prod(self._weights.shape(key)) for key, p in parameters.items() if p.requires_grad)
+
+    @property
     def trained(self) -> list[str]:
         """The parameters that have an optimizer's state, by "stage/name"."""
         return [key for key, parameter in self._weights.updated.items() if parameter.requires_grad]

@@ -11,9 +11,10 @@ import psutil
 from distensor.core import Clock
 
 if TYPE_CHECKING:
-    from distensor.node.engine import StepReport
     from distensor.node.ipc import Emitter
     from distensor.node.orders import StepOrder
+    from distensor.node.replica_meter import ReplicaMeter
+    from distensor.node.step_report import StepReport
     from distensor.transport import DataPlane
 
 MIN_INTERVAL_SECONDS = 0.5
@@ -22,11 +23,12 @@ MIN_INTERVAL_SECONDS = 0.5
 class ProgressReporter:
     """Collects the newest figures; sends them when the interval has passed."""
 
-    def __init__(self, *, emitter: Emitter, clock: Clock) -> None:
+    def __init__(self, *, emitter: Emitter, clock: Clock, replicas: ReplicaMeter | None = None) -> None:
         self._emitter = emitter
         self._clock = clock
         self._plane: DataPlane | None = None
         self._sent_at = float("-inf")
+        self._replicas = replicas
         self._process = psutil.Process(os.getpid())
         self._figures: dict[str, Any] = {
             "state": "waiting",
@@ -38,6 +40,7 @@ class ProgressReporter:
             "compute_s": 0.0,
             "sync_s": 0.0,
             "wait_s": 0.0,
+            "replicas": None,
         }
 
     def watch(self, plane: DataPlane) -> None:
@@ -47,7 +50,10 @@ class ProgressReporter:
         self._figures["state"] = "loading"
         self._send(now=True)
 
-    def loaded(self, stages: Sequence[int]) -> None:
+    def loaded(self, stages: Sequence[int], how: str = "", elements: int = 0) -> None:
+        """`how` replicas agree, and the elements of this rank's gradients."""
+        if self._replicas is not None:
+            self._replicas.begin(how, elements)
         self._figures.update(state="waiting", stages=list(stages))
         self._send(now=True)
 
@@ -61,6 +67,7 @@ class ProgressReporter:
             compute_s=report.compute_seconds,
             sync_s=report.sync_seconds,
             wait_s=report.wait_seconds,
+            replicas=None if self._replicas is None else self._replicas.step(self.links()),
         )
         self._send(now=order.step == order.total_steps)
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from distensor.comm.identity import new_key_and_csr
-from distensor.core import DRIVER_RANK, Clock
+from distensor.core import DRIVER_RANK, Clock, RankLayout
 from distensor.core.errors import (
     ConfigError,
     DistensorError,
@@ -21,6 +21,7 @@ from distensor.core.errors import (
 from distensor.node.ipc import Emitter, Mailbox, TopologyOrder, WorkerAssignment, parse_topology
 from distensor.node.pacer import Pacer
 from distensor.node.progress import ProgressReporter
+from distensor.node.replica_meter import ReplicaMeter
 from distensor.node.snapshots import SnapshotServer, restore, take_snapshot
 from distensor.transport import Address, Channel, Credentials, DataPlane, Listener, LocalMeeting, PeerId, Timeouts
 from distensor.transport.driver import ABORT_SEQUENCE, Command, ReplyCode, receive_named, send_named
@@ -28,8 +29,9 @@ from distensor.transport.driver import ABORT_SEQUENCE, Command, ReplyCode, recei
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from distensor.node.engine import ShardEngine, StepReport
+    from distensor.node.engine import ShardEngine
     from distensor.node.orders import StepOrder
+    from distensor.node.step_report import StepReport
 
 
 class WorkerRuntime:
@@ -57,7 +59,9 @@ class WorkerRuntime:
         self._clock = clock
         self._timeouts = timeouts
         self._pacer = pacer or Pacer(clock)
-        self._progress = ProgressReporter(emitter=emitter, clock=clock)
+        self._replica = RankLayout(assignment.parallel).coordinates(assignment.rank).dp
+        meter = ReplicaMeter(RankLayout(assignment.parallel), assignment.rank)
+        self._progress = ProgressReporter(emitter=emitter, clock=clock, replicas=meter)
         self._after_reply: Callable[[], None] | None = None
 
     def run(self) -> None:
@@ -267,8 +271,9 @@ class WorkerRuntime:
         self._progress.loading()
         programs, weights = split_parts(tensors)
         tensors.clear()  # the engine lets go of each stage's once it has copied them
-        engine.load(parse_plan(meta), programs, weights)
-        self._progress.loaded(engine.own_stages)
+        plan = parse_plan(meta)
+        engine.load(plan, programs, weights)
+        self._progress.loaded(engine.own_stages, plan.sync.value, engine.trained_elements)
         return {"stages": engine.own_stages}
 
     def _step(
@@ -286,6 +291,8 @@ class WorkerRuntime:
     def _settle(self, engine: ShardEngine, order: StepOrder, report: StepReport, micro_batches: int) -> None:
         """What all ranks have decided is done here, then claimed."""
         engine.settle()
+        if report.noticed is not None and self._replica in report.noticed.dropped:
+            self._emitter.event("warning", f"step {order.step}: no finite number here; the others went on without it")
         if micro_batches:
             self._emitter.emit("claim", step=order.step, micro_batches=micro_batches)
         self._progress.step(order, report)
