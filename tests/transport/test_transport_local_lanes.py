@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transport_kit import QUICK, Authority, local_meeting, mesh, open_all, peer
 
 from distensor.core.errors import HandshakeError, PeerLostError
@@ -74,6 +77,23 @@ def test_a_lane_that_breaks_is_noticed_and_named(meeting: LocalMeeting) -> None:
         cut_off(planes[0]._links[1].outbound)
         with pytest.raises(PeerLostError, match="rank 0"):
             planes[1].recv(0, TAG, 20)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 9000), st.integers(1, 600)), max_size=6))
+def test_what_a_ready_socket_takes_at_once_is_taken_whole(before: list[tuple[int, int]]) -> None:
+    """The caller's thread never waits, whatever messages nobody has read yet."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with theirs, local_lanes._adopted(ours) as sending:
+        sending.setblocking(False)
+        ready = select.poll()
+        ready.register(sending, select.POLLOUT)
+        for size, count in before:
+            for _ in range(count):
+                if ready.poll(0):
+                    sending.write(bytes(size))
+        if ready.poll(0):
+            assert sending.gather([bytes(100), bytes(sending.at_once - 100)]) == sending.at_once
 
 
 def test_one_side_without_a_place_to_meet_keeps_tls(meeting: LocalMeeting) -> None:

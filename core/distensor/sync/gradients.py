@@ -127,7 +127,8 @@ class GradientReducer:
                 if bucket.work is not None:
                     raise ConfigError("more backward passes reached a parameter than GradientReducer.begin was told")
                 bucket.waiting_for -= 1
-                self._launch_complete()
+                if bucket.waiting_for <= 0:
+                    self._launch_complete()
 
         return on_gradient
 

@@ -20,7 +20,7 @@ from distensor.transport.wire import WireReader, WireWriter, cut_off
 
 GOODBYE_REASON = "it closed the connection with a goodbye"
 _AT_ONCE_BELOW = 1 << 15
-"""Messages up to this size may leave from the caller's thread."""
+"""Messages up to this size may leave from the caller's thread; over a Unix socket, up to `LocalSocket.at_once`."""
 _GRACE_FOR_GOODBYE = 0.03
 """How long a failed send waits for a goodbye that may be on its way on the other connection."""
 
@@ -112,11 +112,14 @@ class PeerLink:
     _sending: bool = field(init=False, default=False)
     _writing: threading.Lock = field(init=False, default_factory=threading.Lock)
     _writable: select.poll = field(init=False, default_factory=select.poll)
+    _at_once: int = field(init=False, default=_AT_ONCE_BELOW)
     _threads: tuple[threading.Thread, threading.Thread] = field(init=False)
 
     def __post_init__(self) -> None:
         self._writer = WireWriter(self.outbound, self.epoch, self.send_limit)
         self._writable.register(self.outbound, select.POLLOUT)
+        if isinstance(self.outbound, LocalSocket):
+            self._at_once = max(_AT_ONCE_BELOW, self.outbound.at_once)
         self._reader = WireReader(self.inbound, self.epoch, self.limits, limit=self.receive_limit, clock=self.clock)
         self._threads = (self._thread(self._send_loop, "to"), self._thread(self._read_loop, "from"))
 
@@ -137,7 +140,7 @@ class PeerLink:
             )
         head = encode_prefix(FrameKind.DATA, self.epoch, tag, len(header), body) + header
         handle = SendHandle(self.rank, tag)
-        if len(head) + body > _AT_ONCE_BELOW or not self._send_at_once(head, views):
+        if len(head) + body > self._at_once or not self._send_at_once(head, views):
             self._enqueue(_Outgoing(handle, FrameKind.DATA, head, views))
         else:
             handle.finish()

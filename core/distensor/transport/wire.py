@@ -224,6 +224,8 @@ class WireReader:
         return room
 
     def _receive(self, view: memoryview) -> int:
+        if self._limit is not None and self._limit.active:
+            view = view[: self._limit.piece(len(view))]  # a Unix socket would give megabytes at once
         count: int = self._tls.read(len(view), view)  # type: ignore[assignment]  # an int, when it is given a buffer
         if count == 0:
             raise WireClosedError("the connection was closed without a goodbye")
