@@ -58,10 +58,22 @@ def spec(dp: int = 1, pp: int = 1, *, submission: str = "s1", name: str = "job",
 class HubProcess:
     """`python -m distensor hub` as a child."""
 
-    def __init__(self, state: Path, *, port: int = 0, tokens: int = 0, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        state: Path,
+        *,
+        port: int = 0,
+        tokens: int = 0,
+        env: dict[str, str] | None = None,
+        clock_file: Path | None = None,
+    ) -> None:
         self.state = state
+        self._clock_file = clock_file
         command = [sys.executable, "-m", "distensor", "hub", "--state", str(state), "--json"]
         command += ["--listen", f"127.0.0.1:{port}", "--node-tokens", str(tokens), "--exit-with-stdin"]
+        if clock_file is not None:
+            main = Path(__file__).with_name("hub_clock_main.py")
+            command = [sys.executable, str(main), str(state), f"127.0.0.1:{port}", str(tokens), str(clock_file)]
         with (state.parent / f"{state.name}.log").open("ab") as log:
             self.process = subprocess.Popen(
                 command,
@@ -100,7 +112,7 @@ class HubProcess:
 
     def restart(self, tokens: int = 0) -> HubProcess:
         """A new process on the same state and port."""
-        return HubProcess(self.state, port=self.port, tokens=tokens)
+        return HubProcess(self.state, port=self.port, tokens=tokens, clock_file=self._clock_file)
 
 
 @dataclass
