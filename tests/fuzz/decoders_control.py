@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from cryptography import x509
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError, Message
 
@@ -27,6 +29,9 @@ from distensor.comm.messages import (
     TopologyGrant,
     Welcome,
 )
+from distensor.comm.relay_words import NONCE_BYTES, read_line, read_nonce, read_wish, write_line, write_wish
+from distensor.comm.relay_words import VERSION as RELAY_VERSION
+from distensor.comm.relay_words import Role as RelayRole
 from distensor.comm.server import read_bearer
 from distensor.comm.tokens import JoinToken, Role, decode_node_token, decode_token
 from distensor.core.control import (
@@ -261,7 +266,39 @@ def certificates(folder: Path, authority: Authority) -> list[Decoder]:
     ]
 
 
+def relay(authority: Authority) -> list[Decoder]:
+    """What a member says to a relay, and the other way round."""
+    key, request = new_key_and_csr(JOB, EPOCH, RANK)
+    issuer, nonce = x509.load_pem_x509_certificate(authority.authority_pem.encode()), b"n" * NONCE_BYTES
+    wish = write_wish(RelayRole.DIAL, 0, nonce, authority.sign(request, JOB, EPOCH, RANK), key)
+    now = FakeClock().now()
+    return [
+        Decoder(name="comm.relay_words:read_line", decode=read_line, seeds=(wish, write_line({"joined": True}))),
+        Decoder(
+            name="comm.relay_words:read_nonce",
+            decode=lambda data: read_nonce(read_line(data)),
+            seeds=(write_line({"v": RELAY_VERSION, "nonce": nonce.hex()}),),
+        ),
+        Decoder(
+            name="comm.relay_words:read_wish",
+            decode=lambda data: read_wish(data.rstrip(b"\n") + b"\n", nonce, issuer, now),
+            seeds=(wish,),
+            cost=2,
+        ),
+        Decoder(
+            name="comm.relay_words:read_wish",
+            decode=lambda data: read_wish(_with_certificate(wish, data), nonce, issuer, now),
+            seeds=(authority.sign(request, JOB, EPOCH, RANK).encode(),),
+            cost=2,
+        ),
+    ]
+
+
+def _with_certificate(wish: bytes, certificate: bytes) -> bytes:
+    return write_line({**json.loads(wish), "certificate": certificate.decode("latin-1")})
+
+
 def decoders(folder: Path) -> list[Decoder]:
     """`folder`: an empty one of its own."""
     authority = Authority.load_or_create(folder, FakeClock())
-    return [*messages(), *words(), *files(folder, authority), *certificates(folder, authority)]
+    return [*messages(), *words(), *files(folder, authority), *certificates(folder, authority), *relay(authority)]

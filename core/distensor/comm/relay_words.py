@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Any
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -115,7 +115,7 @@ def read_wish(line: bytes, nonce: bytes, authority: x509.Certificate, now: float
         certificate = x509.load_pem_x509_certificate(said["certificate"].encode())
         if not _is_ours(said) or type(to) is not int or not 0 <= to < 1 << 31:
             raise ValueError
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, x509.InvalidVersion) as error:
         raise HubProtocolError("not the wish of a member: role, to, certificate and signature are expected") from error
     member = _proven(certificate, authority, signature, _signed(role, to, nonce), now)
     if role is Role.PARK and to != member.rank:
@@ -136,7 +136,7 @@ def _proven(
         if not isinstance(key, ec.EllipticCurvePublicKey):
             raise AuthenticationError("the certificate has no key of the kind that a hub signs")
         key.verify(signature, message, ec.ECDSA(hashes.SHA256()))
-    except (ValueError, TypeError, InvalidSignature) as error:
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
         raise AuthenticationError("the certificate is not of this relay's hub, or not the member's own") from error
     begin, end = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
     if not begin - SKEW_SECONDS <= now <= end + SKEW_SECONDS:

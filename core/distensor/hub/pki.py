@@ -29,6 +29,9 @@ _SERVER_SKEW = 365 * _DAY
 _MEMBER_SKEW = datetime.timedelta()
 """None: a member reads from its own certificate what time it is for the hub (`transport.identity`)."""
 
+_UNREADABLE = (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion)
+"""What `cryptography` raises for what a stranger may send as a request or certificate."""
+
 _KEY_FILE = "authority.key"
 _CERTIFICATE_FILE = "authority.pem"
 
@@ -58,7 +61,7 @@ class Authority:
             certificate = x509.load_pem_x509_certificate(certificate_path.read_bytes())
         except OSError as error:
             raise StoreError(f"{error.filename or directory}: {error.strerror}") from error
-        except ValueError as error:
+        except _UNREADABLE as error:
             raise StoreError(f"{key_path} or {certificate_path} is damaged; restore both from a backup") from error
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
             raise StoreError(f"{key_path} is not the key of {certificate_path}; restore both from a backup")
@@ -90,7 +93,7 @@ class Authority:
         try:
             old = x509.load_pem_x509_certificate(certificate_pem.encode())
             old.verify_directly_issued_by(self._certificate)
-        except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
+        except _UNREADABLE as error:
             raise HubProtocolError(f"the certificate of rank {rank} of job {job_id} is none of this hub") from error
         key = old.public_key()
         assert isinstance(key, ec.EllipticCurvePublicKey)  # we sign no others
@@ -173,7 +176,7 @@ def _public_key(csr_pem: str) -> ec.EllipticCurvePublicKey:
         request = x509.load_pem_x509_csr(csr_pem.encode())
         key = request.public_key()
         genuine = request.is_signature_valid
-    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
+    except _UNREADABLE as error:
         raise HubProtocolError(f"the certificate request cannot be read ({type(error).__name__})") from error
     if not genuine or not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp256r1":
         raise HubProtocolError("the certificate request is not signed by its own P-256 key")
