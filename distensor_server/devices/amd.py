@@ -8,8 +8,8 @@ from typing import Any
 
 from distensor.core.control import DeviceKind
 from distensor.core.ids import DeviceId
-from distensor.core.reading import Unavailable
-from distensor_server.devices.answers import Answer, number, torch_reason, word, words
+from distensor.core.reading import Reading, Unavailable
+from distensor_server.devices.answers import Answer, missing, number, torch_reason, word, words
 from distensor_server.devices.model import Device, cannot_choose, lost, unread, with_readings
 from distensor_server.devices.processes import processes_of
 
@@ -103,4 +103,13 @@ def _device(entry: Mapping[str, Any], rocm: str | Unavailable) -> Device:
         bus=words(entry, "bus"),
         processes=processes_of(entry),
     )
-    return unread(with_readings(device, {name: number(entry, name) for name in _NUMBERS}), "sysfs does not tell")
+    found: dict[str, Any] = {name: number(entry, name) for name in _NUMBERS}
+    if "energy_j" in entry:
+        found["energy_j"] = number(entry, "energy_j")
+    if "throttle" in entry:
+        found["throttle"] = _throttle(entry["throttle"])
+    return unread(with_readings(device, found), "sysfs does not tell")
+
+
+def _throttle(value: Any) -> Reading[tuple[str, ...]]:
+    return tuple(str(word) for word in value) if isinstance(value, list) else missing(value)

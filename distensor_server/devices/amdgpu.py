@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from distensor_server.devices.amdlibrary import READINGS, Library
 from distensor_server.devices.drmclients import Clients, drm_clients
 from distensor_server.devices.nvml import process_name
 
@@ -35,9 +36,25 @@ def probe_amd(root: Path = ROOT) -> Json:
     return amd_session(root)()
 
 
-def amd_session(root: Path = ROOT) -> Callable[[], Json]:
-    """What reads the GPUs again and again."""
+Open: TypeAlias = Callable[[], Library | Json]
+"""Opens AMD's library, or says why it cannot be."""
+
+
+def amd_session(root: Path = ROOT, open_it: Open | None = None) -> Callable[[], Json]:
+    """What reads the GPUs again and again; with `open_it` also what only AMD's library tells."""
     count, clients = 0, Clients()
+    library: Library | Json | None = None
+
+    def more(device: Path, bus: str) -> Json:
+        """The library opens every GPU, so it waits until none sleeps."""
+        nonlocal library
+        if open_it is None:
+            return {}
+        if library is None and not any(_asleep(gpu) for gpu in _gpus(root)):
+            library = open_it()
+        if library is None or _asleep(device):
+            return dict.fromkeys(READINGS, _ASLEEP)
+        return library.read(bus) if isinstance(library, Library) else dict.fromkeys(READINGS, library)
 
     def sample() -> Json:
         nonlocal count, clients
@@ -48,8 +65,12 @@ def amd_session(root: Path = ROOT) -> Callable[[], Json]:
         return {
             "kfd": _kfd(root / "dev/kfd"),
             "rocm": _text(root / "opt/rocm/.info/version") or {"unavailable": "no /opt/rocm (torch brings its own)"},
-            "devices": [{"index": index, **_device(device, root, clients)} for index, device in enumerate(gpus)],
+            "devices": [one(index, device) for index, device in enumerate(gpus)],
         }
+
+    def one(index: int, device: Path) -> Json:
+        found = _device(device, root, clients)
+        return {"index": index, **found, **more(device, found["bus"])}
 
     return sample
 
@@ -83,9 +104,13 @@ def _device(device: Path, root: Path, clients: Clients) -> Json:
         "memory_used": _number(device / "mem_info_vram_used"),
         "processes": _processes(root, unique, clients.get(facts.get("PCI_SLOT_NAME", ""), {})),
     }
-    if _text(device / "power/runtime_status") == "suspended":
+    if _asleep(device):
         return {**identity, **dict.fromkeys(("utilization", "temperature_c", "power_w", "clock_mhz"), _ASLEEP)}
     return {**identity, "utilization": _number(device / "gpu_busy_percent", 100), **_sensors(device)}
+
+
+def _asleep(device: Path) -> bool:
+    return _text(device / "power/runtime_status") == "suspended"
 
 
 def _sensors(device: Path) -> Json:

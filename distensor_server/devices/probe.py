@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distensor_server.devices.amdgpu import amd_session, probe_amd
+from distensor_server.devices.amdlibrary import open_library, probe_library
 from distensor_server.devices.nvml import Json, Session, has_hardware, probe_nvml
 
 WATCH_SECONDS = 2.0
@@ -93,10 +94,11 @@ FAMILIES: dict[str, Callable[[], Json]] = {
     "apple": lambda: _apple_session()(),
     "torch": probe_torch,
     "mlx": probe_mlx,
+    "amdsmi": probe_library,
 }
 WATCHED: dict[str, Callable[[], Callable[[], Json]]] = {
     "cuda": _nvml_session,
-    "rocm": amd_session,
+    "rocm": lambda: amd_session(open_it=open_library),
     "apple": _apple_session,
 }
 """By family: what makes the function that is asked again and again."""
