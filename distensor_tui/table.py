@@ -238,6 +238,7 @@ VERBS: tuple[Verb, ...] = (
         group=Group.MORE,
         about="Train a small model over workers on this machine, to see how it works.",
         wheel="distensor[worker]",
+        flags=("--json", "--no-ui", "--steps", "--screenshot"),
         examples=(("distensor demo", "starts hub and workers, trains, ends them"),),
         then="`distensor --demo` shows the dashboard with a recording.",
     ),
