@@ -44,6 +44,7 @@ SIZES = ((80, 24), (120, 40), (200, 60))
 SECONDS = 900.0
 HUB_GONE_AT, HUB_BACK_AT, STEPS = 55, 75, 100
 """Steps of the job."""
+KILLS_WITH_HUB = 3
 PATIENCE_S = 120.0
 SEEN_S = 2.5
 """So long a state stays before the next one: the recording has it for certain."""
@@ -98,7 +99,11 @@ def _pull_hub(cluster: LocalCluster, step: int) -> None:
 
 
 def break_a_worker(opened: Session, settings: DemoSettings, socket: Path) -> None:
-    """Kill the first worker of a new job of this node again and again, until the supervisor gives it up."""
+    """Kill the first worker of a new job of this node again and again, until the supervisor gives it up.
+
+    The hub would end a job whose worker cannot be started, and the worker with it: it is killed too, after a while.
+    """
+    assert opened.cluster is not None
     _, csr_pem = new_key_and_csr(JobId("new"), None, Rank(-1))
     spec = JobSpec(submission="gallery", name="crash-test", parallel=settings.parallel, csr_pem=csr_pem)
     job, _ = opened.client.submit_job(spec)
@@ -113,10 +118,14 @@ def break_a_worker(opened: Session, settings: DemoSettings, socket: Path) -> Non
             assert found[0].pid is not None
             os.kill(found[0].pid, signal.SIGKILL)
             killed.add(found[0].pid)
+            if len(killed) == KILLS_WITH_HUB:
+                SYSTEM_CLOCK.sleep(0.5)
+                os.kill(opened.cluster.hub.pid, signal.SIGKILL)
         SYSTEM_CLOCK.sleep(0.2)
     SYSTEM_CLOCK.sleep(SEEN_S)
+    opened.cluster.restart_hub()
     opened.client.end_job(job, JobState.FAILED, "a worker was killed on purpose")
-    SYSTEM_CLOCK.sleep(SEEN_S)
+    SYSTEM_CLOCK.sleep(2 * SEEN_S)
 
 
 def seen(moments: Sequence[Moment], until: int) -> tuple[Snapshot, History]:
@@ -168,7 +177,8 @@ def has_broken(snapshot: Snapshot) -> bool:
 
 
 def restarting(snapshot: Snapshot) -> bool:
-    return any(worker.state == "backoff" for worker in snapshot.workers or ())
+    connected = snapshot.hub is not None and snapshot.hub.state is HubState.CONNECTED
+    return connected and any(worker.state == "backoff" for worker in snapshot.workers or ())
 
 
 def states(moments: Sequence[Moment]) -> list[State]:
@@ -188,8 +198,8 @@ def states(moments: Sequence[Moment]) -> list[State]:
         State(name="loading", caption="the supervisor has not answered yet", view=View(feed=Feed()), now=now),
         State(name="empty", caption="before the first job: what happens now", view=idle, now=before),
         real("hub offline", "the hub was killed; work goes on, the next try is named", without_hub),
-        real("degraded", "a worker was killed, and waits to be started again", restarting),
-        real("error", "it was killed five times: given up, with code, cause, fix and log", has_broken),
+        real("degraded", "a worker was killed, and waits to be started again", restarting, 0.0),
+        real("error", "a worker killed five times and given up, and the hub too: code, cause, fix and log", has_broken),
         real("paused", "by the owner", is_in(NodeState.PAUSED)),
         State(name="stale", caption="the supervisor went away 38 s ago; the last picture stays",
               view=lost(absence.not_running(SOCKET, left_over=True), earning), now=now, real=False),

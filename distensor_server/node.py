@@ -184,6 +184,7 @@ class Node:
             today_micro=self.books.today_micro,
             events=tuple(self.journal),
             gates=self.features.gates(),
+            unanswered=self.link.unanswered_claims,
             unwritten=self.journal.unwritten,
             helper_pids=frozenset(self.inventory.helper_pids),
         )

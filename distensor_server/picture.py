@@ -116,10 +116,17 @@ class Picture:
     events: tuple[LoggedEvent, ...] = field(default=())
     gates: tuple[Gate, ...] = field(default=())
     """Conditions that features add to those of `nodestate.gates`."""
+    unanswered: int = 0
+    """Claims that the hub has not answered: it counts no unit of them, so they are pending besides its own."""
     unwritten: Unwritten | None = None
     """The last write that failed, while that is recent."""
     helper_pids: frozenset[int] = frozenset()
     """Processes of ours that are no workers and may use a device."""
+
+    @property
+    def pending_units(self) -> int:
+        """Units that were claimed and are not confirmed, as far as the hub knows and beyond."""
+        return self.earnings.pending_units + self.unanswered
 
     @property
     def own_pids(self) -> frozenset[int]:

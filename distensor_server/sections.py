@@ -190,7 +190,7 @@ def _earnings(picture: Picture) -> Section:
     return {
         "confirmed_micro": earnings.confirmed_micro,
         "confirmed_units": earnings.confirmed_units,
-        "pending_units": earnings.pending_units,
+        "pending_units": picture.pending_units,
         "today_micro": picture.today_micro,
         "confirmed_at": picture.earnings_at,
         "price_note": PRICE_NOTE,

@@ -365,5 +365,15 @@ class Snapshot:
         return tuple(fault for fault in self.faults or () if fault.part == part and subject in (None, fault.subject))
 
     @property
+    def live_workers(self) -> tuple[Worker, ...]:
+        """Without those that ended with their job; the supervisor keeps them in its list for their last words."""
+        ended = {(job.id, job.epoch) for job in self.jobs or () if job.ended}
+        return tuple(
+            worker
+            for worker in self.workers or ()
+            if worker.state != "exited" or (worker.job, worker.epoch) not in ended
+        )
+
+    @property
     def live_jobs(self) -> tuple[Job, ...]:
         return tuple(job for job in self.jobs or () if not job.ended)

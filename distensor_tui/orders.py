@@ -17,7 +17,7 @@ HOUR_S = 3600
 
 def _running(scene: Scene) -> str:
     """'2 running workers of llama-1b'; empty when none runs."""
-    workers = scene.view.snapshot.workers or ()
+    workers = [worker for worker in scene.view.snapshot.workers or () if worker.state != "exited"]
     names = sorted({worker.job_name or worker.job for worker in workers})
     return f"{fmt.plural(len(workers), 'running worker')} of {', '.join(names)}" if workers else ""
 

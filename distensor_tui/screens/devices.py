@@ -89,7 +89,8 @@ def _why_not(scene: Scene) -> str:
         return "There is no device here to measure."
     if not device.usable:
         return f"{device.id} is not used, so it cannot be measured."
-    return "A worker runs; measure when no job runs." if scene.view.snapshot.workers else ""
+    busy = any(worker.state != "exited" for worker in scene.view.snapshot.workers or ())
+    return "A worker runs; measure when no job runs." if busy else ""
 
 
 def _measure(scene: Scene) -> Step:

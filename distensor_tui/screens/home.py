@@ -37,7 +37,7 @@ def _narrow(view: View, height: int, look: Look) -> list[Line]:
         (devices.panel(view, size, look), 3),
         (jobs.panel(view, size, look), 4),
         (topology.panel(view, size, look), 5),  # title, stages, two replicas, and a line that counts what is cut off
-        (earnings.panel(view, size, look), 4 if broken else 2),
+        (money := earnings.panel(view, size, look), min(len(money.rows) + 1, 5) if broken else 2),
         (events.panel(view, size, look), 2),
     ]
     if height < ROOM_FOR_TOPOLOGY or broken:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from distensor_tui import __version__
 from distensor_tui import format as fmt
-from distensor_tui.model import Gate, Hub, HubState, Node, NodeState
+from distensor_tui.model import Fault, Gate, Hub, HubState, Node, NodeState
 from distensor_tui.scene import Look, Screen, Ui, View
 from distensor_tui.text import EMPTY, Line, Span, Tone, cells, join, line, pad, spread, width
 from distensor_tui.views import faults
@@ -110,7 +110,8 @@ def _money(view: View, room: int) -> Line:
     today = line(("today ", Tone.DIM), (f"{fmt.short_credits(earnings.today_micro)} cr", Tone.GOOD))
     if (micro := earnings.pending_micro) is None:
         return (Span(" "), *today, Span(" "))
-    waiting = line(("  pending ", Tone.DIM), f"~{fmt.short_credits(micro)}")
+    text = f"~{fmt.short_credits(micro)}" if earnings.pending_units else "0"
+    waiting = line(("  pending ", Tone.DIM), text)
     return (Span(" "), *today, *(waiting if width(today) + width(waiting) + 3 <= room else EMPTY), Span(" "))
 
 
@@ -195,6 +196,8 @@ def _state_trouble(view: View, look: Look) -> Said:
     if node is None or meaning is None:
         return None
     word, consequence = meaning
+    if node.state is NodeState.DEGRADED and (broken := _broken(view)):
+        return Tone.WARN, f"{word}: {broken[0].cause}; {broken[0].fix}"
     closed = [gate for gate in node.why if not gate.open]
     reason = gate_reason(closed[0], look) if closed else _device_reason(view) or consequence
     held = node.state in (NodeState.PAUSED, NodeState.DRAINING)
@@ -219,14 +222,20 @@ def _device_reason(view: View) -> str:
     return ""
 
 
+def _broken(view: View) -> list[Fault]:
+    """Faults besides the hub's, which has its own notice."""
+    return [fault for fault in view.snapshot.faults or () if fault.part != "hub"]
+
+
 def _worker_troubles(view: View) -> list[Notice]:
     """What is broken besides the hub, which has its own notice; of an older supervisor only its workers' ends."""
-    broken = view.snapshot.faults
-    if broken is not None:
-        return [(faults.tone(fault), f"{fault.cause}; {fault.fix}") for fault in broken if fault.part != "hub"]
+    if view.snapshot.faults is not None:
+        node, broken = view.snapshot.node, _broken(view)
+        told = node is not None and node.state is NodeState.DEGRADED  # the first one stands beside that word
+        return [(faults.tone(fault), f"{fault.cause}; {fault.fix}") for fault in broken[told:]]
     return [
         (Tone.WARN, f"Worker of rank {worker.rank}: {worker.state}, last exit: {worker.last_exit}")
-        for worker in view.snapshot.workers or ()
+        for worker in view.snapshot.live_workers
         if worker.state in ("broken", "backoff", "exited") and worker.last_exit and not worker.finished
     ]
 

@@ -12,12 +12,13 @@ from distensor_tui.views import faults
 from distensor_tui.views.draw import Column, Panel, bar, paragraph, shares, sparkline, table
 
 _GOOD, _BUSY, _BAD = {"training", "running"}, {"starting", "loading", "ready", "waiting", "draining"}, {"broken"}
+ENDED = "exited"
 SPLIT_CELLS = 12
 NARROW_CELLS = 90
 
 
 def panel(view: View, size: int, look: Look) -> Panel:
-    jobs, workers = view.snapshot.live_jobs, view.snapshot.workers or ()
+    jobs, workers = view.snapshot.live_jobs, view.snapshot.live_workers
     if view.snapshot.jobs is None and view.snapshot.workers is None:
         return Panel("Jobs", "2", paragraph("Waiting for the supervisor's list of jobs...", size, Tone.DIM))
     if not jobs and not workers:
@@ -126,8 +127,10 @@ def _last_exit(worker: Worker, look: Look) -> list[Line]:
     if not worker.last_exit or worker.finished:
         return []
     again = f" ({fmt.plural(worker.restarts, 'restart')})" if worker.restarts else ""
-    text = f"  {look.glyphs.warn} last exit: {worker.last_exit}{again}"
-    return [line((text, Tone.BAD if worker.state in _BAD else Tone.WARN))]
+    mark = look.glyphs.info if worker.state == ENDED else look.glyphs.warn
+    text = f"  {mark} last exit: {worker.last_exit}{again}"
+    tone = Tone.BAD if worker.state in _BAD else Tone.DIM if worker.state == ENDED else Tone.WARN
+    return [line((text, tone))]
 
 
 def _cells(worker: Worker, look: Look) -> list[Span | str]:
@@ -149,6 +152,8 @@ def _mark(worker: Worker, look: Look) -> str:
         return look.glyphs.ok
     if worker.state in _BAD:
         return look.glyphs.no
+    if worker.state == ENDED:
+        return look.glyphs.info
     return look.glyphs.dot if worker.state in ("running", "ready", "starting") else look.glyphs.warn
 
 
@@ -163,6 +168,8 @@ def stages(worker: Worker) -> str:
 def state_tone(state: str) -> Tone:
     if state in _GOOD:
         return Tone.GOOD
+    if state == ENDED:
+        return Tone.DIM
     return Tone.ACCENT if state in _BUSY else Tone.BAD
 
 

@@ -319,6 +319,11 @@ def test_hub_error_and_unusable_device_reach_the_screen() -> None:
     assert (device["usable"], device["reason"], device["slots"]) == (False, "NVML error 999", 0)
 
 
+def test_claims_that_the_hub_has_not_answered_are_pending_too() -> None:
+    earned = build_sections(picture(unanswered=7), 0.0)["earnings"]
+    assert (earned["confirmed_units"], earned["pending_units"]) == (2, 8)
+
+
 def test_only_what_changed_is_sent_and_whole() -> None:
     before = build_sections(RUNNING, 8.0)
     after = build_sections(replace(RUNNING, today_micro=2000), 8.0)

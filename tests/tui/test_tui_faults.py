@@ -11,6 +11,7 @@ from test_tui_screens import VIEWS, live, on, scene, text
 
 from distensor_tui import plain
 from distensor_tui.model import Snapshot
+from distensor_tui.orders import pause_text
 from distensor_tui.scene import Screen
 from distensor_tui.screens.table import notices
 from distensor_tui.sections import apply
@@ -71,7 +72,29 @@ def test_a_hub_that_refuses_is_told_where_jobs_would_be_or_beside_the_money_whil
 def test_each_is_a_notice_with_what_to_do() -> None:
     found = notices(scene(VIEWS["error"](), WIDE))
     for fault in (fake.DISK_FULL, fake.DEVICE_LOST, fake.CRASH_LOOP):
-        assert any(text == f"{fault['cause']}; {fault['fix']}" for _, text in found)
+        assert any(text.endswith(f"{fault['cause']}; {fault['fix']}") for _, text in found)
+
+
+def test_of_workers_that_ended_with_their_job_home_says_nothing() -> None:
+    gone = fake.worker(3, id="w-3", job="job-0", state="exited", pid=None, last_exit="released: finished")
+    ended = fake.job(id="job-0", name="done", state="ended")
+    home = text(live(jobs=[ended, fake.job()], workers=[gone, fake.worker(1)]), SMALL)
+    assert "1 worker " in home
+    assert "released" not in home
+    assert "· last exit: released: finished" in text(live(jobs=[ended], workers=[gone]), SMALL, on(Screen.JOBS)), (
+        "no warning, but told where jobs are"
+    )
+    assert pause_text(scene(live(jobs=[ended], workers=[gone]), SMALL)).startswith("No worker runs now")
+
+
+def test_a_worker_that_ended_in_a_job_that_goes_on_is_shown() -> None:
+    gone = fake.worker(2, state="exited", pid=None, last_exit="refused program: torch.load")
+    assert "refused program" in text(live(workers=[gone]), SMALL)
+
+
+def test_a_degraded_node_says_what_is_broken_and_what_to_do() -> None:
+    found = [words for _, words in notices(scene(VIEWS["degraded"](), WIDE))]
+    assert found == [f"Degraded: {fake.CRASH_LOOP['cause']}; {fake.CRASH_LOOP['fix']}"]
 
 
 def test_the_status_in_words_says_them_too() -> None:
