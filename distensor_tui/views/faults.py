@@ -36,10 +36,10 @@ def _mark(fault: Fault, look: Look) -> str:
 
 
 def when(fault: Fault, look: Look) -> str:
-    """'since 14:02, next try 14:05:10'."""
+    """'since 14:02, next 14:05:10'."""
     parts = [f"since {fmt.hour(fault.since, look.zone)}"] if fault.since is not None else []
     if fault.retry_at is not None:
-        parts.append(f"next try {fmt.hour(fault.retry_at, look.zone, with_seconds=True)}")
+        parts.append(f"next {fmt.hour(fault.retry_at, look.zone, with_seconds=True)}")
     return ", ".join(parts)
 
 

@@ -228,16 +228,16 @@ def _broken(view: View) -> list[Fault]:
 
 
 def _worker_troubles(view: View) -> list[Notice]:
-    """What is broken besides the hub, which has its own notice; of an older supervisor only its workers' ends."""
-    if view.snapshot.faults is not None:
-        node, broken = view.snapshot.node, _broken(view)
-        told = node is not None and node.state is NodeState.DEGRADED  # the first one stands beside that word
-        return [(faults.tone(fault), f"{fault.cause}; {fault.fix}") for fault in broken[told:]]
-    return [
+    """What is broken, and which workers have ended in a job that goes on; an older supervisor names no faults."""
+    node, broken = view.snapshot.node, _broken(view)
+    told = node is not None and node.state is NodeState.DEGRADED  # the first one stands beside that word
+    states = ("broken", "backoff", "exited") if view.snapshot.faults is None else ("exited",)
+    ended = [
         (Tone.WARN, f"Worker of rank {worker.rank}: {worker.state}, last exit: {worker.last_exit}")
         for worker in view.snapshot.live_workers
-        if worker.state in ("broken", "backoff", "exited") and worker.last_exit and not worker.finished
+        if worker.state in states and worker.last_exit and not worker.finished
     ]
+    return [(faults.tone(fault), f"{fault.cause}; {fault.fix}") for fault in broken[told:]] + ended
 
 
 def _slowed(view: View) -> list[Notice]:

@@ -16,6 +16,7 @@ from distensor_tui.views.gates import label, next_change, row
 LABEL = 8
 GB, MB = 1e9, 1e6
 NEARLY = 0.9
+LONGEST_GATE = 3
 CAPS = (
     ("temperature_max_c", "temp <= {} C"),
     ("power_max_w", "power <= {} W"),
@@ -48,11 +49,14 @@ def panel(view: View, size: int, look: Look) -> Panel:
 
 
 def _closed(gate: Gate, size: int, look: Look) -> list[Line]:
-    """A gate that keeps work away, with its limit and when it opens, whole where two rows are enough."""
+    """A gate that keeps work away, when it opens, and its limit; the first rows of it, for `w` shows all."""
     limit = f" (limit: {gate.limit})" if gate.limit else ""
     when = f", {next_change(gate, look)}" if gate.next_change_at is not None else ""
-    first, *others = wrap(f"{label(gate)}: {gate.reading}{limit}{when}", size - 2)
-    rest = [line("  ", (" ".join(others), Tone.WARN))] if others else []
+    found = wrap(f"{label(gate)}: {gate.reading}{when}{limit}", size - 3)
+    if len(found) > LONGEST_GATE:
+        found = [*found[: LONGEST_GATE - 1], found[LONGEST_GATE - 1] + look.glyphs.ellipsis]
+    first, *others = found
+    rest = [line("  ", (other, Tone.WARN)) for other in others]
     return [line((f"{look.glyphs.no} ", Tone.WARN), (first, Tone.WARN)), *rest]
 
 

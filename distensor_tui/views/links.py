@@ -49,6 +49,9 @@ def link_rows(job: Job, size: int, look: Look) -> list[Line]:
     ordered = sorted(once(job), key=lambda one: (one.peer == DRIVER, -(one.rtt_ms or 0.0), one.rank, one.peer))
     label = max(width(_ends(found, names, look)) for found in ordered)
     rows = [_link_row(found, i, names, label, look) for i, found in enumerate(ordered)]
+    sums = [line((f"  sum {fmt.memory(found.sent + found.received)}", Tone.DIM)) for found in ordered]
+    if all(width(row) + width(more) <= size for row, more in zip(rows, sums, strict=True)):
+        rows = [(*row, *more) for row, more in zip(rows, sums, strict=True)]
     worst = slowest(job)
     return rows if worst is None else [_slowest_row(worst, names, look), *rows]
 
@@ -82,7 +85,6 @@ def _link_row(found: PeerLink, index: int, names: dict[int, str], label: int, lo
         Span(" " * (label - width(ends) + 2)),
         Span(f"{fmt.milliseconds(found.rtt_ms):>7}  "),
         Span(f"{glyphs.up} {fmt.rate(found.sent_rate):>9}  {glyphs.down} {fmt.rate(found.received_rate):>9}"),
-        Span(f"  sum {fmt.memory(found.sent + found.received)}", Tone.DIM),
     )
 
 

@@ -62,7 +62,7 @@ def test_a_full_disk_is_told_beside_the_money_and_the_money_stays() -> None:
 def test_a_hub_that_refuses_is_told_where_jobs_would_be_or_beside_the_money_while_one_runs() -> None:
     shown = flat(text(VIEWS["refused"](), WIDE))
     assert "No job, and none can come: " in shown
-    assert "✖ authentication since 14:11, next try 14:14:20" in shown
+    assert "✖ authentication since 14:11, next 14:14:20" in shown
     running = text(alone(fake.REFUSED), (200, 60))
     earnings = running[running.index("Earnings 4") :]
     assert "✖ authentication" in earnings
