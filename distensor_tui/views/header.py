@@ -234,7 +234,7 @@ def _worker_troubles(view: View) -> list[Notice]:
     states = ("broken", "backoff", "exited") if view.snapshot.faults is None else ("exited",)
     ended = [
         (Tone.WARN, f"Worker of rank {worker.rank}: {worker.state}, last exit: {worker.last_exit}")
-        for worker in view.snapshot.live_workers
+        for worker in view.snapshot.workers or ()
         if worker.state in states and worker.last_exit and not worker.finished
     ]
     return [(faults.tone(fault), f"{fault.cause}; {fault.fix}") for fault in broken[told:]] + ended

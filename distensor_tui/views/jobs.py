@@ -12,7 +12,6 @@ from distensor_tui.views import faults
 from distensor_tui.views.draw import Column, Panel, bar, paragraph, shares, sparkline, table
 
 _GOOD, _BUSY, _BAD = {"training", "running"}, {"starting", "loading", "ready", "waiting", "draining"}, {"broken"}
-ENDED = "exited"
 SPLIT_CELLS = 12
 NARROW_CELLS = 90
 
@@ -127,10 +126,8 @@ def _last_exit(worker: Worker, look: Look) -> list[Line]:
     if not worker.last_exit or worker.finished:
         return []
     again = f" ({fmt.plural(worker.restarts, 'restart')})" if worker.restarts else ""
-    mark = look.glyphs.info if worker.state == ENDED else look.glyphs.warn
-    text = f"  {mark} last exit: {worker.last_exit}{again}"
-    tone = Tone.BAD if worker.state in _BAD else Tone.DIM if worker.state == ENDED else Tone.WARN
-    return [line((text, tone))]
+    text = f"  {look.glyphs.warn} last exit: {worker.last_exit}{again}"
+    return [line((text, Tone.BAD if worker.state in _BAD else Tone.WARN))]
 
 
 def _cells(worker: Worker, look: Look) -> list[Span | str]:
@@ -152,8 +149,6 @@ def _mark(worker: Worker, look: Look) -> str:
         return look.glyphs.ok
     if worker.state in _BAD:
         return look.glyphs.no
-    if worker.state == ENDED:
-        return look.glyphs.info
     return look.glyphs.dot if worker.state in ("running", "ready", "starting") else look.glyphs.warn
 
 
@@ -168,8 +163,6 @@ def stages(worker: Worker) -> str:
 def state_tone(state: str) -> Tone:
     if state in _GOOD:
         return Tone.GOOD
-    if state == ENDED:
-        return Tone.DIM
     return Tone.ACCENT if state in _BUSY else Tone.BAD
 
 

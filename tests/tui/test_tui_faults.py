@@ -75,16 +75,15 @@ def test_each_is_a_notice_with_what_to_do() -> None:
         assert any(text.endswith(f"{fault['cause']}; {fault['fix']}") for _, text in found)
 
 
-def test_of_workers_that_ended_with_their_job_home_says_nothing() -> None:
-    gone = fake.worker(3, id="w-3", job="job-0", state="exited", pid=None, last_exit="released: finished")
+def test_of_workers_that_ended_with_their_job_the_panel_on_home_says_nothing() -> None:
+    gone = fake.worker(3, id="w-3", job="job-0", state="exited", pid=None, last_exit="released: rank 1 is gone")
     ended = fake.job(id="job-0", name="done", state="ended")
     home = text(live(jobs=[ended, fake.job()], workers=[gone, fake.worker(1)]), SMALL)
     assert "1 worker " in home
-    assert "released" not in home
-    assert "· last exit: released: finished" in text(live(jobs=[ended], workers=[gone]), SMALL, on(Screen.JOBS)), (
-        "no warning, but told where jobs are"
-    )
-    assert pause_text(scene(live(jobs=[ended], workers=[gone]), SMALL)).startswith("No worker runs now")
+    assert "▲ last exit: released" not in home
+    view = live(jobs=[ended], workers=[gone])
+    assert "▲ last exit: released: rank 1 is gone" in text(view, SMALL, on(Screen.JOBS)), "but told where jobs are"
+    assert pause_text(scene(view, SMALL)).startswith("No worker runs now")
 
 
 def test_a_worker_that_ended_in_a_job_that_goes_on_is_shown() -> None:

@@ -243,7 +243,7 @@ def test_workers_of_a_job_that_came_to_its_end_raise_no_alarm() -> None:
     done = {"state": "exited", "last_exit": "released: finished", "pid": None}
     for ended, words in (("released: finished", "finished"), ("released: rank 3 was lost", "rank 3 was lost")):
         view = live(workers=[fake.worker(1, **{**done, "last_exit": ended})], jobs=[fake.job(state="ended")])
-        shown = text(view, (120, 40))
+        shown = text(view, (120, 40), on(Screen.JOBS))
         assert words in shown
         assert ("last exit" in shown) == (words != "finished")
         assert ("Worker of rank 1" in shown) == (words != "finished")
