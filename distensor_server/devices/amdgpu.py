@@ -54,7 +54,7 @@ def amd_session(root: Path = ROOT, open_it: Open | None = None) -> Callable[[], 
             library = open_it()
         if library is None or _asleep(device):
             return dict.fromkeys(READINGS, _ASLEEP)
-        return library.read(bus) if isinstance(library, Library) else dict.fromkeys(READINGS, library)
+        return library.sample(bus) if isinstance(library, Library) else dict.fromkeys(READINGS, library)
 
     def sample() -> Json:
         nonlocal count, clients

@@ -47,7 +47,7 @@ class Library:
             handles = module.amdsmi_get_processor_handles()
             self._handles = {str(module.amdsmi_get_gpu_device_bdf(handle)).lower(): handle for handle in handles}
 
-    def read(self, bus: str) -> Json:
+    def sample(self, bus: str) -> Json:
         """The readings of the GPU at this PCI address."""
         handle = self._handles.get(bus.lower())
         if handle is None:
@@ -121,4 +121,4 @@ def trial(run: Run = subprocess.run) -> str:
 def probe_library() -> Json:
     """Load it and read everything once."""
     library = Library(importlib.import_module(MODULE))
-    return {"devices": {bus: library.read(bus) for bus in library.buses}}
+    return {"devices": {bus: library.sample(bus) for bus in library.buses}}

@@ -54,14 +54,14 @@ def module(**answers: Any) -> Any:
 
 
 def test_energy_and_what_holds_a_gpu_back() -> None:
-    found = Library(module()).read(BUS)
+    found = Library(module()).sample(BUS)
     assert found["energy_j"] == pytest.approx(15.3)
     assert found["throttle"] == ["power limit", "heat"]
 
 
 def test_an_older_name_of_the_counter() -> None:
     counted = {"power": 2_000_000, "counter_resolution": 1.0, "timestamp": 1}
-    assert Library(module(get_energy_count=counted)).read(BUS)["energy_j"] == 2.0
+    assert Library(module(get_energy_count=counted)).sample(BUS)["energy_j"] == 2.0
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,13 @@ def test_an_older_name_of_the_counter() -> None:
 @pytest.mark.parametrize("violations", [OLDER, AmdSmiLibraryError("NOT_SUPPORTED")])
 def test_gpus_before_mi300_tell_it_in_bits(violations: Any, bits: Any, words: Any) -> None:
     library = Library(module(get_violation_status=violations, get_gpu_metrics_info={"indep_throttle_status": bits}))
-    assert library.read(BUS)["throttle"] == words
+    assert library.sample(BUS)["throttle"] == words
 
 
 def test_a_module_before_violations_were_told() -> None:
     old = module(get_gpu_metrics_info={"indep_throttle_status": 1 << 33})
     del old.amdsmi_get_violation_status
-    assert Library(old).read(BUS)["throttle"] == ["heat"]
+    assert Library(old).sample(BUS)["throttle"] == ["heat"]
 
 
 @pytest.mark.parametrize(
@@ -99,19 +99,19 @@ def test_a_module_before_violations_were_told() -> None:
     ],
 )
 def test_one_answer_that_fails_costs_one_reading(answer: Any, reason: str) -> None:
-    found = Library(module(get_energy_count=answer)).read(BUS)
+    found = Library(module(get_energy_count=answer)).sample(BUS)
     assert found["energy_j"] == {"unavailable": f"amdsmi: {reason}"}
     assert found["throttle"] == ["power limit", "heat"]
 
 
 def test_a_gpu_that_it_does_not_list_has_a_reason() -> None:
-    assert Library(module()).read("0000:99:00.0")["energy_j"] == {"unavailable": "amdsmi does not list 0000:99:00.0"}
+    assert Library(module()).sample("0000:99:00.0")["energy_j"] == {"unavailable": "amdsmi does not list 0000:99:00.0"}
 
 
 def test_what_it_prints_does_not_reach_the_answers(capsys: pytest.CaptureFixture[str]) -> None:
     noisy = module()
     noisy.amdsmi_init = lambda: print("Unable to find libamd_smi.so library")
-    Library(noisy).read(BUS)
+    Library(noisy).sample(BUS)
     assert capsys.readouterr().out == ""
 
 
