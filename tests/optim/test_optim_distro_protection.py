@@ -17,7 +17,7 @@ from distensor.optim.distro.codec import Rows, decode
 from distensor.optim.distro.exchange import Alone
 from distensor.optim.distro.layout import make_layout
 from distensor.optim.distro.local import DiLoCo, SparseLoCo
-from distensor.optim.distro.protection import copied, lost_most, robust_mean, row_factors
+from distensor.optim.distro.protection import IN_A_ROW, CopyWatch, copied, lost_most, robust_mean, row_factors
 from distensor.optim.distro.selection import select
 from distensor.optim.sparse_spec import Average
 from distensor.testing.exchange import Meeting, ThreadExchange
@@ -86,6 +86,13 @@ def test_a_copy_with_other_signs_and_some_other_places_is_one() -> None:
     assert copied(make_layout([SHAPE], k=32), updates) == [(0, 1)]
 
 
+def test_a_pair_is_told_of_when_it_is_alike_again_and_again() -> None:
+    """Honest workers are alike in their first steps."""
+    watch = CopyWatch()
+    told = [watch.see(pairs) for pairs in [[(0, 1), (0, 2)]] * (IN_A_ROW - 1) + [[(0, 1)]] * 2 + [[], [(0, 1)]]]
+    assert told == [()] * (IN_A_ROW - 1) + [((0, 1),)] * 2 + [(), ()]
+
+
 def test_few_places_say_nothing() -> None:
     update = update_of(torch.randn(3, 3), 1, 9)
     assert copied(make_layout([(3, 3)], k=1, chunk=9), [update, update]) == []
@@ -100,17 +107,20 @@ def test_an_optimizer_names_who_is_scaled_down_and_who_copies() -> None:
     weight = nn.Parameter(torch.zeros(SHAPE))
     workers = [DisTrOAdamW([weight], lr=0.1, eps=0.1, weight_decay=0.0, exchange=Alone()) for _ in range(5)]
     generator = torch.Generator().manual_seed(4)
-    messages = []
-    for rank, worker in enumerate(workers):
-        if rank != 4:
-            weight.grad = torch.randn(SHAPE, generator=generator)
-        if rank == 1:
-            worker._residual_of(weight).normal_(std=1e6, generator=generator)
-        messages.append(b"" if rank == 2 else worker.propose())
-    workers[0].apply(messages)
-    seen = workers[0].exchanged
-    assert (seen.silent, seen.clipped, seen.copies) == ((2,), (1,), ((3, 4),))
-    assert float(weight.detach().abs().max()) < 10.0  # a tenth of at most some times what honest ones send
+    seen = []
+    for _ in range(IN_A_ROW):
+        messages = []
+        for rank, worker in enumerate(workers):
+            if rank != 4:
+                weight.grad = torch.randn(SHAPE, generator=generator)
+            if rank == 1:
+                worker._residual_of(weight).normal_(std=1e6, generator=generator)
+            messages.append(b"" if rank == 2 else worker.propose())
+        workers[0].apply(messages)
+        seen.append(workers[0].exchanged)
+    assert all((each.silent, each.clipped) == ((2,), (1,)) for each in seen)
+    assert [each.copies for each in seen] == [()] * (IN_A_ROW - 1) + [((3, 4),)]
+    assert float(weight.detach().abs().max()) < 100.0  # a tenth of at most some times what honest ones send
     assert decode(workers[0].layout, messages[1])[0].values().max() > 1e6
 
 

@@ -181,22 +181,20 @@ def test_numbers_that_nobody_has_stop_the_run() -> None:
 
 
 def test_what_replicas_send_each_other_is_counted_on_the_sockets() -> None:
-    """The same model in both ways: a ring sends what a ring sends, the sparse one a part of it."""
+    """A ring sends what a ring sends, the sparse one a part of it. The least of some steps, since a step that waits for
+    a slow machine has signs of life of its links in it."""
     elements = sum(p.numel() for p in Net().parameters())
-    found = {}
-    for sync, options in (("allreduce", None), ("distro", SPARSE), ("diloco", {"every": 4})):
-        _, history, _ = fit(FLAT, batches(3), sync=sync, sync_options=options)
-        found[sync] = [step.replicas for step in history.steps[:2]]
-    for sync, (first, second) in found.items():
-        assert first is not None, sync
-        assert second is not None, sync
-        assert (second.dense, second.ring) == (4 * elements, 4 * elements)
-        assert min(second.up, second.down) > 0
-    ring, sparse, local = (found[sync][1] for sync in ("allreduce", "distro", "diloco"))
-    assert 1.0 <= ring.up / ring.ring <= 1.3
-    assert sparse.up < 0.2 * ring.up
-    assert sparse.reduction > 4
-    assert local.up < 0.1 * ring.up  # between two exchanges: the sums of the step
+    least = {}
+    for sync, options in (("allreduce", None), ("distro", SPARSE), ("diloco", {"every": 6})):
+        _, history, _ = fit(FLAT, batches(6), sync=sync, sync_options=options)
+        found = [step.replicas for step in history.steps[:5] if step.replicas is not None]
+        assert len(found) == 5, sync
+        assert all((each.dense, each.ring) == (4 * elements, 4 * elements) for each in found)
+        assert all(min(each.up, each.down) > 0 for each in found)
+        least[sync] = min(each.up for each in found)
+    assert 1.0 <= least["allreduce"] / (4 * elements) <= 1.3
+    assert least["distro"] < 0.2 * least["allreduce"]
+    assert least["diloco"] < 0.1 * least["allreduce"]  # between two exchanges: the sums of the step
     _, history, _ = fit(ParallelConfig(), batches(1))
     assert history.steps[0].replicas is None
 

@@ -86,6 +86,8 @@ def test_the_figures_of_each_rank_are_those_counted_by_hand(planned: ds.Plan) ->
     parallel = ds.ParallelConfig(data_parallel=2)
     cut = ds.plan(model(4), parallel=parallel, batch=batch(), loss=squared, sync="zero3")
     assert [rank.fixed_bytes for rank in cut.ranks] == [4 * PARAMETERS * 4 * 4 // 2 + 2 * 2 * PARAMETERS * 4]
+    apart = ds.plan(model(4), parallel=parallel, batch=batch(), loss=squared, sync="diloco")
+    assert [rank.fixed_bytes for rank in apart.ranks] == [4 * PARAMETERS * 6 * 4]
 
 
 def test_memory_is_what_autograd_keeps_of_each_micro_batch_in_flight(planned: ds.Plan) -> None:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 TiedHolders: TypeAlias = Sequence[tuple[int, str]]
 """(stage, name in that stage) of one tied weight, the first being the one that counts."""
 
+COPIES: Mapping[Sync, int] = {Sync.DILOCO: 6, Sync.SPARSELOCO: 6}
+"""Tensors of a weight's size that a rank keeps, where not four: an anchor too, and its momentum or a residual."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeshPieces:
@@ -114,7 +117,8 @@ class MeshPieces:
         return sorted({spec.name for program in programs for spec in program.inputs_from(Source.BATCH)})
 
     def bytes_per_rank(self) -> tuple[int, ...]:
-        """Weights, gradients and two optimizer states; activations come on top and are not predicted here.
+        """Weights, gradients and two optimizer states (four, where replicas take steps of their own); activations come
+        on top and are not predicted here.
 
         Where they are cut, each rank has its part of all four, and the weights and gradients of the largest stage, of
         another one on its way; but no less than its stages whole, as they are when they are loaded.
@@ -124,7 +128,7 @@ class MeshPieces:
     def _bytes_of(self, rank: int) -> int:
         stages = [program.weight_bytes for program in self.programs_of(rank).values()]
         if self.sync is not Sync.ZERO3:
-            return 4 * sum(stages)
+            return COPIES.get(self.sync, 4) * sum(stages)
         ranks = self.parallel.data_parallel * self.parallel.context_parallel
         at_hand = 2 * sum(sorted(stages)[-2:])
         return max(-(-4 * sum(stages) // ranks) + at_hand, sum(stages))

@@ -20,7 +20,7 @@ from distensor.optim.distro.codec import Rows, decode, encode
 from distensor.optim.distro.exchange import Exchange, exchange_of
 from distensor.optim.distro.layout import Layout, make_layout
 from distensor.optim.distro.packing import Packing
-from distensor.optim.distro.protection import Exchanged, Scales, copied, lost_most, row_factors
+from distensor.optim.distro.protection import CopyWatch, Exchanged, Scales, copied, lost_most, row_factors
 from distensor.optim.distro.selection import add_rows, select
 
 RESIDUAL = "residual"
@@ -83,6 +83,7 @@ class SparseOptimizer(torch.optim.Optimizer):
     ) -> None:
         super().__init__(params, defaults)
         self._clip_messages = clip_messages
+        self._copies = CopyWatch()
         self.exchanged = Exchanged()
         """What there was to notice about the newest exchange."""
         if value_bits not in (1, 2):
@@ -196,7 +197,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         self.exchanged = Exchanged(
             silent=tuple(rank for rank, message in enumerate(messages) if not message),
             clipped=tuple(rank for rank, update, scale in judged if lost_most(update, scale)),
-            copies=tuple((senders[one], senders[other]) for one, other in copied(self.layout, updates)),
+            copies=self._copies.see((senders[one], senders[other]) for one, other in copied(self.layout, updates)),
         )
 
     def _apply(self, updates: Sequence[list[Rows]], scales: Scales) -> None:
