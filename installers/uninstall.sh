@@ -151,7 +151,16 @@ linux_places() {
     MANIFEST="$STATE/installed.manifest"
     LOCK_FOLDER="$HOME"
     BIN="$HOME/.local/bin"
-    UNIT="$(dirname "$CONFIG")/systemd/user/distensor.service"
+    UNIT="$(linux_unit_folder)/distensor.service"
+}
+
+# systemd looks for units by its own XDG_CONFIG_HOME, not by that of the shell (distensor_server/service/layout.py).
+linux_unit_folder() {
+    local folder=""
+    if [ -n "${XDG_CONFIG_HOME:-}" ]; then
+        folder="$(systemctl --user show-environment 2>/dev/null | sed -n 's|^XDG_CONFIG_HOME=/|/|p')" || true
+    fi
+    printf '%s/systemd/user' "${folder:-$HOME/.config}"
 }
 
 linux_check() {

@@ -168,7 +168,9 @@ def _bind(host: str) -> None:
 
 def _service(environment: Mapping[str, str]) -> Reading[ServiceStatus]:
     try:
-        manager = chosen_manager(chosen_layout(environment, sys.platform, system=False), sys.platform, run_command)
+        manager = chosen_manager(
+            chosen_layout(environment, sys.platform, run_command, system=False), sys.platform, run_command
+        )
         problem = manager.available()
         return manager.status() if problem is None else Unavailable(reason=problem.splitlines()[0])
     except (ServiceError, ValueError) as error:

@@ -20,7 +20,7 @@ from distensor_server.service.layout import Layout, program, system_layout, user
 from distensor_server.service.manager import ServiceManager, ServiceState, ServiceStatus
 from distensor_server.service.manifest import Manifest
 from distensor_server.service.runner import Runner, run_command
-from distensor_server.service.systemd import Systemd
+from distensor_server.service.systemd import Systemd, manager_environment
 
 OK, USAGE, UNAVAILABLE, CANNOT_CREATE, BAD_CONFIG = 0, 64, 69, 73, 78
 UNINSTALLER = Path(__file__).with_name("uninstall.sh")
@@ -72,7 +72,7 @@ def _service(
     options: argparse.Namespace, environment: Mapping[str, str], platform: str, run: Runner
 ) -> tuple[int, dict[str, Any], str]:
     """Exit code, answer, and the same as text."""
-    layout = chosen_layout(environment, platform, system=options.system)
+    layout = chosen_layout(environment, platform, run, system=options.system)
     manager = chosen_manager(layout, platform, run)
     if options.what == "status":
         found = actions.status(manager)
@@ -86,11 +86,15 @@ def _service(
     return OK, {"done": said}, "\n".join(said)
 
 
-def chosen_layout(environment: Mapping[str, str], platform: str, *, system: bool) -> Layout:
+def chosen_layout(environment: Mapping[str, str], platform: str, run: Runner, *, system: bool) -> Layout:
     """Raises ConfigError where there is no such kind of service."""
     if system and platform == "darwin":
         raise ConfigError("--system: on macOS disTensor runs as an agent of the user; leave --system out")
-    return system_layout() if system else user_layout(environment, platform)
+    if system:
+        return system_layout()
+    # Asked only where it can differ: it is a process of its own.
+    unusual = platform != "darwin" and environment.get("XDG_CONFIG_HOME")
+    return user_layout(environment, platform, manager_environment(run) if unusual else {})
 
 
 def chosen_manager(layout: Layout, platform: str, run: Runner) -> ServiceManager:

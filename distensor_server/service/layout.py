@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from distensor.core.errors import ConfigError
 from distensor_server.service import manifest
@@ -27,6 +28,8 @@ class Layout:
     unit_folder: Path
     logs: Path
     """What launchd writes for us; systemd has its journal."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """What the program needs to find these folders: the shell's XDG variables, which no service manager knows."""
 
     @property
     def key_file(self) -> Path:
@@ -34,8 +37,13 @@ class Layout:
         return self.config / "key"
 
 
-def user_layout(environment: Mapping[str, str], platform: str) -> Layout:
+def user_layout(
+    environment: Mapping[str, str], platform: str, manager: Mapping[str, str] = MappingProxyType({})
+) -> Layout:
     """For the user with this HOME, by the XDG variables on Linux.
+
+    Args:
+        manager: the environment of the service manager, which looks for units by its own XDG_CONFIG_HOME.
 
     Raises:
         ConfigError: HOME is not set to a folder.
@@ -60,9 +68,20 @@ def user_layout(environment: Mapping[str, str], platform: str) -> Layout:
         state=state,
         config=config / "distensor",
         manifest=state / manifest.NAME,
-        unit_folder=config / "systemd/user",
+        unit_folder=_xdg(manager, "XDG_CONFIG_HOME", home / ".config") / "systemd/user",
         logs=state,
+        variables=tuple(_unusual(environment, home)),
     )
+
+
+_DEFAULTS = {"XDG_STATE_HOME": ".local/state", "XDG_CONFIG_HOME": ".config"}
+"""What the supervisor itself looks at. The program files are named by the unit."""
+
+
+def _unusual(environment: Mapping[str, str], home: Path) -> Iterator[tuple[str, str]]:
+    for name, default in _DEFAULTS.items():
+        if (path := _xdg(environment, name, home / default)) != home / default:
+            yield name, str(path)
 
 
 def system_layout(root: Path = Path("/")) -> Layout:

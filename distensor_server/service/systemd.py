@@ -33,6 +33,16 @@ def known_groups(names: Sequence[str] = GPU_GROUPS) -> list[str]:
     return [name for name in names if name in existing]
 
 
+def manager_environment(run: Runner) -> dict[str, str]:
+    """What systemd's instance for this user knows; nothing where there is none.
+
+    Values with unusual characters come as $'...', which no path of ours needs: they are passed over.
+    """
+    outcome = run("systemctl", "--user", "show-environment")
+    lines = outcome.text.splitlines() if outcome.ok else []
+    return dict(line.split("=", 1) for line in lines if "=" in line and "=$'" not in line)
+
+
 class Systemd:
     """The service manager of Linux, for one user or (`layout.system`) for the machine."""
 
@@ -51,6 +61,8 @@ class Systemd:
         key = self._layout.key_file
         groups = " ".join(self._groups())
         text = _line(text, "@CREDENTIAL@", f"LoadCredential=distensor_api_key:{key}" if key.exists() else "")
+        variables = (f"Environment={quoted(f'{name}={value}')}" for name, value in self._layout.variables)
+        text = _line(text, "@ENVIRONMENT@", "\n".join(variables))
         text = _line(text, "@GROUPS@", f"SupplementaryGroups={groups}" if groups else "")
         text = text.replace("@PROGRAM@", quoted(str(self._program)))
         return marked(text, after=0, comment=("# Own settings go into a drop-in (systemctl edit). ", ""))
@@ -109,7 +121,7 @@ class Systemd:
 
 
 def quoted(text: str) -> str:
-    """A path between the double quotes of ExecStart=, with the specifiers of systemd.unit(5) escaped.
+    """A path between the double quotes of ExecStart= or Environment=, with the specifiers of systemd.unit(5) escaped.
 
     A dollar stays: variables are not replaced in the name of the program. systemd refuses names with quotation marks,
     backslashes and control characters, however they are escaped.

@@ -21,6 +21,8 @@ class FakeSystemctl:
     enabled: bool = False
     last_exit: int | None = None
     reachable: bool = True
+    environment: str = ""
+    """What it answers to show-environment."""
 
     def __call__(self, *words: str) -> Outcome:
         assert words[0] == "systemctl"
@@ -30,6 +32,8 @@ class FakeSystemctl:
             return Outcome(code=1, text="Failed to connect to bus: No medium found")
         if rest[0] in self.refuses:
             return Outcome(code=1, text=self.refuses[rest[0]])
+        if rest[0] == "show-environment":
+            return ok(self.environment)
         if rest[0] == "show":
             return ok(self._show(rest))
         if rest[0] == "enable":

@@ -378,6 +378,36 @@ def test_places_follow_xdg_and_ignore_relative_values() -> None:
         user_layout({}, "linux")
 
 
+def test_folders_that_only_the_shell_knows_are_written_into_the_unit(tmp_path: Path) -> None:
+    """systemd starts a service with its own environment: without them the key would be looked for elsewhere."""
+    shell = {"HOME": "/h", "XDG_STATE_HOME": "/s p/100%", "XDG_CONFIG_HOME": "/c", "XDG_DATA_HOME": "/d"}
+    layout = user_layout(shell, "linux")
+    text = Systemd(layout, Path("/x"), FakeSystemctl()).render()
+    assert '\nEnvironment="XDG_STATE_HOME=/s p/100%%"\nEnvironment="XDG_CONFIG_HOME=/c"\n' in text
+    assert layout.unit_folder == Path("/h/.config/systemd/user")  # where systemd looks, whatever the shell says
+    usual = {"HOME": "/h", "XDG_STATE_HOME": "/h/.local/state", "XDG_CONFIG_HOME": "relative"}
+    assert "Environment=" not in Systemd(user_layout(usual, "linux"), Path("/x"), FakeSystemctl()).render()
+
+
+def test_a_manager_with_its_own_place_for_units_is_asked(tmp_path: Path) -> None:
+    shell = {"HOME": "/h", "XDG_CONFIG_HOME": "/c"}
+    told = FakeSystemctl(environment="LANG=C\nXDG_CONFIG_HOME=/c\nODD=$'a\\nb'\nnonsense")
+    assert cli.chosen_layout(shell, "linux", told, system=False).unit_folder == Path("/c/systemd/user")
+    away = FakeSystemctl(reachable=False)
+    assert cli.chosen_layout(shell, "linux", away, system=False).unit_folder == Path("/h/.config/systemd/user")
+    assert cli.chosen_layout({"HOME": "/h"}, "linux", away, system=False).unit_folder.parent.parent.name == ".config"
+    assert away.calls == ["systemctl --user show-environment"]
+
+
+@needs_systemd
+def test_systemd_reads_the_variables_of_the_unit(tmp_path: Path, run: Callable[..., object]) -> None:
+    layout = user_layout({"HOME": "/h", "XDG_STATE_HOME": "/s p/100%/$x", "XDG_CONFIG_HOME": "/Müller"}, "linux")
+    unit = tmp_path / "distensor.service"
+    unit.write_text(Systemd(layout, Path("/bin/true"), FakeSystemctl()).render())
+    checked = run(["systemd-analyze", "--user", "verify", unit], env={"XDG_RUNTIME_DIR": str(tmp_path), "HOME": "/"})
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+
+
 def test_the_unit_names_current_where_that_is_what_runs(tmp_path: Path) -> None:
     layout = linux(tmp_path)
     (layout.app / "venv-1").mkdir(parents=True)
@@ -447,4 +477,4 @@ def test_status_as_json_and_as_text(
 
 def test_a_system_service_on_macos_is_refused() -> None:
     with pytest.raises(ConfigError, match="agent of the user"):
-        cli.chosen_layout({"HOME": "/h"}, "darwin", system=True)
+        cli.chosen_layout({"HOME": "/h"}, "darwin", FakeSystemctl(), system=True)
