@@ -27,6 +27,8 @@ from distensor_server.config import (
     default_state_dir,
 )
 from distensor_server.keys.model import VARIABLE, FoundKey
+from distensor_server.ownaddress import AUTO
+from distensor_server.ownaddress import VARIABLE as HOST
 from distensor_server.redact import redact_keys
 from distensor_server.statedir import CREDENTIAL_FILE
 
@@ -94,7 +96,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--state", type=Path, help="directory for identity, receipts and logs")
     run.add_argument("--socket", type=Path, help="where the dashboard connects (or DISTENSOR_SOCKET)")
     run.add_argument("--name", help="how this node is called (default: the host name)")
-    run.add_argument("--host", default="127.0.0.1", help="address at which other nodes reach this one's workers")
+    run.add_argument(
+        "--host", help=f"address at which other nodes reach this one's workers (or {HOST}; default: the way to the hub)"
+    )
     run.add_argument("--cpu-workers", type=int, help=f"workers on the CPU (default: {DEFAULT_CPU_WORKERS})")
     run.add_argument("--drain-seconds", type=float, help="time to finish when stopped (default: 90)")
     run.add_argument("--config", type=Path, help="TOML file with cpu_workers and drain_seconds; SIGHUP reads it again")
@@ -132,7 +136,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         state_dir=(arguments.state or default_state_dir(os.environ)).absolute(),
         socket_path=(arguments.socket or default_socket_path(os.environ, sys.platform)).absolute(),
         name=arguments.name or default_name(),
-        host=arguments.host,
+        host=arguments.host or os.environ.get(HOST) or AUTO,
         config_file=arguments.config,
         overrides={name: value for name, value in given.items() if value is not None},
     )

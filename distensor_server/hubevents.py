@@ -9,17 +9,18 @@ from distensor.comm import LinkState, LinkStatus
 from distensor.core.control import Assignment, Certificate, Earnings, Topology, WorkerChange, WorkerState
 from distensor.core.ids import Epoch, JobId
 from distensor_server.books import Books
-from distensor_server.config import Settings, is_loopback
+from distensor_server.config import is_loopback
 from distensor_server.feature import Features
 from distensor_server.hublink import HubLink
 from distensor_server.journal import Journal
+from distensor_server.ownaddress import OwnAddress
 from distensor_server.workforce import Workforce
 
 
 class _Node(Protocol):
     """What is needed of `node.Node`, which makes this."""
 
-    settings: Settings
+    address: OwnAddress
     link: HubLink
     journal: Journal
     workforce: Workforce
@@ -64,7 +65,7 @@ class HubEvents:
             self._node.journal.add(severity, "hub", text)
 
     def _warn_of_loopback(self, hub: str) -> None:
-        host = self._node.settings.host
+        host = self._node.address.current
         if is_loopback(host) and not is_loopback(hub):
             text = (
                 f"peers on other machines cannot reach workers at {host}: start with --host and this machine's address"

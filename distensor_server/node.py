@@ -22,6 +22,7 @@ from distensor_server.journal import Journal
 from distensor_server.lifecycle import RestartPolicy
 from distensor_server.nodestate import NodeState, node_state
 from distensor_server.orphans import WorkerRegistry
+from distensor_server.ownaddress import OwnAddress
 from distensor_server.picture import Hold, LoggedEvent, Picture
 from distensor_server.sections import Sections, build_sections
 from distensor_server.statedir import StateDirectory
@@ -96,6 +97,7 @@ class Node:
         self.link: HubLink = machine.make_link(
             self.state.credential, self.describe, self.workforce.running, hub_events, machine.clock
         )
+        self.address = OwnAddress(settings.host, lambda: self.link.status.address)
         self.claims = ClaimBacklog(self)
         self.features.add(self.claims)
         for make in features:
@@ -106,7 +108,7 @@ class Node:
     def _worker_setup(self, machine: Machine) -> WorkerSetup:
         return WorkerSetup(
             command=machine.worker_command,
-            listen_host=self.settings.host,
+            listen_host=lambda: self.address.current,
             logs=self.state.logs,
             mark=self.registry.mark,
             clock=machine.clock,
@@ -160,7 +162,7 @@ class Node:
         """What the hub is told of this node."""
         return NodeInfo(
             name=self.settings.name,
-            host=self.settings.host,
+            host=self.address.look(),
             version=__version__,
             devices=tuple(self.features.offer(device.info()) for device in self.inventory.devices),
         )

@@ -39,7 +39,7 @@ class WorkerSetup:
     """What all workers of this supervisor have in common."""
 
     command: Sequence[str]
-    listen_host: str
+    listen_host: Callable[[], str]
     logs: Path
     mark: str
     clock: Clock
@@ -165,7 +165,7 @@ class Workforce:
             assign=assign_line(
                 assignment,
                 device_kind=device.kind,
-                listen_host=self._setup.listen_host,
+                listen_host=self._setup.listen_host(),
                 memory_limit=memory_limit,
                 threads=threads,
             ),

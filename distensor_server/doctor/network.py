@@ -111,7 +111,7 @@ def reachable(world: World) -> Finding:
     except OSError as error:
         fix = "start with --host and an address of this machine; `ip address` or `ifconfig` lists them"
         return fail("host", f"workers cannot listen at {world.host}: {error.strerror or error}", fix)
-    if is_loopback(world.host) and (world.hub is None or not is_loopback(world.hub.host)):
+    if is_loopback(world.host) and world.hub is not None and not is_loopback(world.hub.host):
         fix = "start with --host and this machine's address; check it with `distensor doctor --host ADDRESS`"
         return warning("host", f"other machines cannot reach workers at {world.host}", fix)
-    return ok("host", f"workers can listen at {world.host}")
+    return ok("host", f"workers can listen at {world.host}, where others reach this machine")

@@ -34,6 +34,7 @@ from distensor_server.keys.login import check_with_hub, read_key
 from distensor_server.keys.model import FoundKey
 from distensor_server.keys.ring import KeyRing
 from distensor_server.localclient import NoAnswerError, Snapshot, look
+from distensor_server.ownaddress import OwnAddress
 from distensor_server.service.cli import chosen_layout, chosen_manager
 from distensor_server.service.manager import ServiceStatus
 from distensor_server.service.runner import run_command
@@ -55,7 +56,7 @@ def this_machine(environment: Mapping[str, str], *, state: Path, socket_path: Pa
         uid=os.geteuid(),
         state=state,
         socket=socket_path,
-        host=host,
+        host=OwnAddress(host, lambda: str(identity.hub or "")).look(),
         root=Path("/"),
         hub=identity.hub,
         fingerprint=identity.fingerprint,

@@ -11,6 +11,7 @@ from distensor_server.cli import ExitCode
 from distensor_server.doctor.checks import examine
 from distensor_server.doctor.model import Finding, Level
 from distensor_server.doctor.world import this_machine
+from distensor_server.ownaddress import AUTO, VARIABLE
 from distensor_server.verbs.output import UsageError, fail, parser, places, say
 
 _WORDS = {Level.OK: "ok", Level.WARNING: "WARNING", Level.FAIL: "FAIL"}
@@ -19,7 +20,8 @@ _WORDS = {Level.OK: "ok", Level.WARNING: "WARNING", Level.FAIL: "FAIL"}
 def main(arguments: Sequence[str]) -> int:
     """The entry point."""
     made = parser("doctor", "Checks this machine's set-up and says how to repair what is wrong.")
-    made.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="the address of `distensor-server run`")
+    host = os.environ.get(VARIABLE) or AUTO
+    made.add_argument("--host", default=host, metavar="ADDRESS", help="the address of `distensor-server run`")
     try:
         options = made.parse_args(arguments)
     except UsageError as error:
