@@ -117,7 +117,7 @@ class KeyFeature(Feature):
             try:
                 login = await log_in(key, self._store, test=test, in_file=in_file, check=self._check)
             except DistensorError as error:
-                raise refusal(error) from error
+                raise refusal(error, by_systemd=bool(self._node.environment.get("CONFIGURATION_DIRECTORY"))) from error
             await asyncio.to_thread(bring_back, self._node.state.credential, login.fingerprint)
             self._found = login.kept
             self._node.link.use_token(login.kept.key)
@@ -152,8 +152,11 @@ class KeyFeature(Feature):
         return {"removed": list(removed), "identity": aside}
 
 
-def refusal(error: DistensorError) -> RequestError:
-    """An answer of ours for a key that was not taken: code, cause, fix."""
+def refusal(error: DistensorError, *, by_systemd: bool = False) -> RequestError:
+    """An answer of ours for a key that was not taken: code, cause, fix.
+
+    `by_systemd`: this is the machine's own service, whose configuration is root's.
+    """
     match error:
         case AuthenticationError():
             return RequestError(code="key_refused", message=str(error), fix="ask the hub's operator for a node's token")
@@ -165,7 +168,8 @@ def refusal(error: DistensorError) -> RequestError:
                 code="not_a_hub", message=str(error), fix="check the address; both sides need one version"
             )
         case _:
-            return RequestError(code="not_kept", message=str(error), fix="make the configuration directory writable")
+            fix = "sudo distensor auth login --system" if by_systemd else "make the configuration directory writable"
+            return RequestError(code="not_kept", message=str(error), fix=fix)
 
 
 def _key_of(params: Mapping[str, Any], others: Sequence[str]) -> str:

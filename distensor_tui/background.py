@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from distensor_tui.absence import Absence, Reason
 
@@ -19,6 +20,8 @@ _CAUSES = {
     77: ("bad key", "distensor auth login"),
     78: ("a setting is wrong", "distensor doctor"),
 }
+
+SYSTEM_UNIT = Path("/etc/systemd/system") / UNIT
 
 Run = Callable[[Sequence[str]], str]
 
@@ -44,14 +47,24 @@ def failed_exit(run: Run = ask, platform: str = sys.platform, uid: int | None = 
     return int(code) or None if told.get("ActiveState") == "failed" and code.isdecimal() else None
 
 
-def explained(why: Absence, exit_code: Callable[[], int | None] = failed_exit) -> Absence:
-    """The absence with the service's end, where that is why nobody listens."""
+def explained(
+    why: Absence, exit_code: Callable[[], int | None] = failed_exit, system_unit: Path = SYSTEM_UNIT
+) -> Absence:
+    """The absence with the service's end, where that is why nobody listens, or with whose service it is."""
     code = exit_code() if why.reason is Reason.NOT_RUNNING else None
     if code is None:
-        return why
+        return _of_the_system(why) if why.reason is Reason.NOT_RUNNING and system_unit.exists() else why
     cause, fix = _CAUSES.get(code, ("its log says why", "distensor service status"))
     return replace(
         why,
         detail=f"The service is installed but failed: last exit {code} ({cause}). {why.detail}",
         fix=(f"repair it:             {fix}", "then start it again:   distensor service install"),
+    )
+
+
+def _of_the_system(why: Absence) -> Absence:
+    return replace(
+        why,
+        detail=f"The supervisor of this machine is a service of its own, which only root may look at. {why.detail}",
+        fix=("look at it:            sudo distensor", "does it run?           sudo distensor service status --system"),
     )

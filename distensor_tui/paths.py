@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 SOCKET_VARIABLE = "DISTENSOR_SOCKET"
 SOCKET_NAME = "supervisor.sock"
+SYSTEM_SOCKET = Path("/run/distensor/supervisor.sock")
 LONGEST_SOCKET_PATH = 100
 """`sun_path` holds 108 bytes on Linux and 104 on macOS, with the closing zero."""
 
 
-def socket_path(chosen: str | None, environ: Mapping[str, str], platform: str = sys.platform) -> Path:
-    """The option wins over the environment, the environment over the default place."""
+def socket_path(
+    chosen: str | None, environ: Mapping[str, str], platform: str = sys.platform, system: Path = SYSTEM_SOCKET
+) -> Path:
+    """The option wins over the environment, the environment over the default place.
+
+    Root, who alone may open it, sees the machine's own service where no supervisor of its own runs.
+    """
     named = chosen or environ.get(SOCKET_VARIABLE)
     if named:
         return Path(named).expanduser()
-    return _default_folder(environ, platform) / SOCKET_NAME
+    own = _default_folder(environ, platform) / SOCKET_NAME
+    return system if os.access(system, os.F_OK) and not own.exists() else own
 
 
 def path_too_long(path: Path) -> bool:

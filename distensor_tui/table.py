@@ -174,6 +174,7 @@ VERBS: tuple[Verb, ...] = (
             ("distensor auth login", "asks for the key, tests and keeps it"),
             ("distensor auth login --stdin < key.txt", "the same for a script"),
             ("distensor auth status", "which key is used, and from where"),
+            ("sudo distensor auth login --system", "for the service of the whole machine"),
         ),
         then="`distensor status` shows the hub's answer.",
     ),

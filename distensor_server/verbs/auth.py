@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from distensor.core.errors import DistensorError
+from distensor.core.errors import ConfigError, DistensorError, ServiceError
 from distensor_server.cli import ExitCode
 from distensor_server.keyfeature import refusal
 from distensor_server.keys.chain import KeyStore, config_dir, take_given
@@ -22,7 +22,10 @@ from distensor_server.keys.ring import KeyRing
 from distensor_server.localclient import NoAnswerError, ask, look
 from distensor_server.localserver import RequestError
 from distensor_server.statedir import CREDENTIAL_FILE
-from distensor_server.verbs.output import Parser, UsageError, common, done, fail, parser, places
+from distensor_server.verbs.output import Parser, UsageError, common, done, fail, only_the_systems, parser, places
+
+if TYPE_CHECKING:
+    from distensor_server.verbs.systemkey import SystemKey
 
 LONGEST = 4096
 _EXITS = {
@@ -44,6 +47,8 @@ def main(arguments: Sequence[str]) -> int:
     as_json = "--json" in arguments
     try:
         options = _parser().parse_args(arguments)
+        if not (options.socket or options.state):
+            options.system = options.system or only_the_systems()
         act: Callable[[argparse.Namespace], int] = options.act
         return act(options)
     except UsageError as error:
@@ -69,7 +74,30 @@ def _parser() -> Parser:
     actions.add_parser("logout", help="forget the key").set_defaults(act=_logout)
     for each in actions.choices.values():
         common(each, nested=True)
+        each.add_argument("--system", action="store_true", help="of the whole machine's service (Linux, root)")
     return made
+
+
+def _system_key(options: argparse.Namespace) -> SystemKey:
+    # Here, because only few installations are of this kind.
+    from distensor_server.service.cli import chosen_layout, chosen_manager
+    from distensor_server.service.runner import run_command
+    from distensor_server.verbs.systemkey import SystemKey
+
+    layout = chosen_layout(os.environ, sys.platform, run_command, system=True)
+    manager = chosen_manager(layout, sys.platform, run_command)
+    say = (lambda _line: None) if options.json else print
+    return SystemKey(layout=layout, manager=manager, uid=os.geteuid(), say=say)
+
+
+def _of_the_system(act: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+    try:
+        return act()
+    except (ServiceError, ConfigError) as error:
+        fix = "`distensor service status --system` says more"
+        raise _Answer("service", str(error), fix, ExitCode.UNAVAILABLE) from error
+    except DistensorError as error:
+        raise refusal(error) from error
 
 
 def _store() -> KeyStore:
@@ -84,19 +112,33 @@ def _login(options: argparse.Namespace) -> int:
         fix = "run `distensor auth login` and paste it, or give it by standard input with --stdin; make a new key"
         raise _Answer("key_in_argv", IN_ARGV, fix, ExitCode.USAGE)
     key = _read_key(from_stdin=options.stdin)
+    result: Mapping[str, Any]
+    if options.system:
+        result = _of_the_system(lambda: _system_key(options).log_in(key, test=not options.no_test))
+        return done(options, result, _login_text(result))
     params = {"key": key, "test": not options.no_test, "in_file": options.in_file}
     socket, state = places(options).socket, places(options).state
     try:
-        result: Mapping[str, Any] = {**ask(socket, "auth_login", params), "supervisor": "running"}
+        result = {**ask(socket, "auth_login", params), "supervisor": "running"}
     except NoAnswerError as nobody:
         if nobody.code != "not_running":
             fix = "run this as the user of the supervisor; `distensor doctor` looks closer"
             raise _Answer(nobody.code, str(nobody), fix, ExitCode.UNAVAILABLE) from nobody
         result = {**_log_in_alone(params, state / CREDENTIAL_FILE), "supervisor": "not running"}
+    return done(options, result, _login_text(result))
+
+
+_AFTER = {
+    "running": "the running supervisor uses it now",
+    "restarted": "the service runs with it now",
+    "not installed": "there is no service of the machine yet: sudo distensor service install --system",
+}
+
+
+def _login_text(result: Mapping[str, Any]) -> str:
     text = f"kept in {result['where']}, for the hub at {result['hub']}"
     tested = "the hub knows this key" if result["tested"] else "the hub was not asked"
-    after = "the running supervisor uses it now" if result["supervisor"] == "running" else "start: distensor-server run"
-    return done(options, result, f"{tested}; {text}\n  {after}")
+    return f"{tested}; {text}\n  {_AFTER.get(result['supervisor'], 'start: distensor-server run')}"
 
 
 def _read_key(*, from_stdin: bool) -> str:
@@ -185,8 +227,12 @@ def _status_text(value: Mapping[str, Any]) -> str:
 
 def _logout(options: argparse.Namespace) -> int:
     where = places(options)
+    result: Mapping[str, Any]
     try:
-        result: Mapping[str, Any] = ask(where.socket, "auth_logout", {})
+        if options.system:
+            result = _of_the_system(_system_key(options).log_out)
+        else:
+            result = ask(where.socket, "auth_logout", {})
     except NoAnswerError as nobody:
         if nobody.code != "not_running":
             fix = "run this as the user of the supervisor"

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TextIO
 from distensor_server.cli import ExitCode
 from distensor_server.config import default_socket_path, default_state_dir
 from distensor_server.redact import redact_keys
+from distensor_server.service.layout import system_layout
 
 
 class UsageError(Exception):
@@ -50,11 +51,21 @@ class Places:
     state: Path
 
 
+SYSTEM_SOCKET = Path("/run/distensor/supervisor.sock")
+"""Of the machine's own service, which only root and the service may open."""
+
+
 def places(options: argparse.Namespace) -> Places:
-    return Places(
-        socket=(options.socket or default_socket_path(os.environ, sys.platform)).absolute(),
-        state=(options.state or default_state_dir(os.environ)).absolute(),
-    )
+    """What was named, or of the machine's service (`--system`), or of this user."""
+    system = getattr(options, "system", False) or only_the_systems()
+    socket = SYSTEM_SOCKET if system else default_socket_path(os.environ, sys.platform)
+    state = system_layout().state if system else default_state_dir(os.environ)
+    return Places(socket=(options.socket or socket).absolute(), state=(options.state or state).absolute())
+
+
+def only_the_systems() -> bool:
+    """Root looks at the machine's service where there is none of its own, as the dashboard does."""
+    return os.access(SYSTEM_SOCKET, os.F_OK) and not default_socket_path(os.environ, sys.platform).exists()
 
 
 def done(options: argparse.Namespace, value: Mapping[str, Any], text: str) -> int:

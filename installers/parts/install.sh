@@ -102,7 +102,7 @@ ask_key() {
 # Who was asked knows that there is none. A script out of a pipe has no name of its own.
 say_how_to_give_the_key() {
     say "There is no key yet, so it waits and earns nothing. Give it the key (the dashboard asks for it, too):"
-    say "  $BIN/distensor auth login$(scope_option)"
+    say "  $(as_root)$BIN/distensor auth login$(scope_option)"
     if [ "$ASKED" = no ] && [ ! -f "$0" ]; then
         say "In front of a pipe only the first command gets a variable. Next time give it to bash:"
         say "  curl -fsSL ... | DISTENSOR_API_KEY=dtj_... bash"
@@ -111,6 +111,10 @@ say_how_to_give_the_key() {
 
 scope_option() {
     [ "$SYSTEM" = no ] || printf ' --system'
+}
+
+as_root() {
+    [ "$SYSTEM" = no ] || printf 'sudo '
 }
 
 prepare() {
@@ -225,15 +229,14 @@ make_links() {
 keep_key() {
     local said code=0
     [ -n "$KEY" ] || return 0
-    if [ "$SYSTEM" = yes ]; then
-        printf '%s\n' "$KEY" >"$CONFIG/key"
-        return
-    fi
-    said="$(printf '%s\n' "$KEY" | "$APP/current/bin/distensor" auth login --stdin 2>&1 9>&-)" || code=$?
+    # shellcheck disable=SC2046  # no word or one
+    said="$(printf '%s\n' "$KEY" | "$APP/current/bin/distensor" auth login --stdin $(scope) 2>&1 9>&-)" || code=$?
     if [ "$code" = 69 ]; then
         warn "the hub does not answer now; the key is kept without having been tried"
         code=0
-        said="$(printf '%s\n' "$KEY" | "$APP/current/bin/distensor" auth login --stdin --no-test 2>&1 9>&-)" || code=$?
+        # shellcheck disable=SC2046  # no word or one
+        said="$(printf '%s\n' "$KEY" | "$APP/current/bin/distensor" auth login --stdin --no-test $(scope) 2>&1 9>&-)" ||
+            code=$?
     fi
     say "$said"
     [ "$code" = 0 ] || KEY_REFUSED=yes
@@ -389,7 +392,7 @@ farewell() {
         no) say "disTensor $VERSION is installed, without a service. Start it: $BIN/distensor-server run" ;;
         none) say "disTensor $VERSION is installed. No service manager answers here, so start it: $BIN/distensor-server run" ;;
     esac
-    say "Look at it: distensor"
+    say "Look at it: $(as_root)distensor"
     case ":${PATH:-}:" in
         *":$BIN:"*) ;;
         *)
@@ -400,7 +403,7 @@ farewell() {
     [ "$SERVICE" = no ] || "${PLATFORM}_after"
     has_key || say_how_to_give_the_key
     if [ "$KEY_REFUSED" = yes ]; then
-        warn "the key was refused, as said above; give another one: $BIN/distensor auth login"
+        warn "the key was refused, as said above; give another one: $(as_root)$BIN/distensor auth login$(scope_option)"
         exit 77
     fi
 }

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -86,6 +88,15 @@ def write_sums(folder: Path, *, comment: str = "") -> None:
         if path.suffix == ".whl"
     ]
     (folder / "SHA256SUMS").write_text("\n".join([*lines, *([comment] if comment else [])]) + "\n")
+
+
+@cache
+def may_mount() -> bool:
+    """Whether mounts of its own may be had here, by root or anybody."""
+    words = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run(words, check=False, capture_output=True).returncode == 0
 
 
 def packages() -> Path:

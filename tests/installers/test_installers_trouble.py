@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-from functools import cache
 from pathlib import Path
 
 import pytest
-from installer_kit import INSTALLERS, Box
+from installer_kit import INSTALLERS, Box, may_mount
 
 pytestmark = pytest.mark.timeout(180)
 NO_SPACE = "No space left on device"
-
-
-@cache
-def may_mount() -> bool:
-    words = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
-    return (
-        shutil.which("unshare") is not None and subprocess.run(words, check=False, capture_output=True).returncode == 0
-    )
 
 
 needs_mounts = pytest.mark.skipif(not may_mount(), reason="this machine lets no user mount anything")

@@ -51,9 +51,18 @@ def test_not_running_says_how_the_service_ended(code: int, cause: str, fix: str)
 
 def test_other_reasons_are_left_alone() -> None:
     running = absence.not_running(Path("/s"))
-    assert explained(running, lambda: None) is running
+    assert explained(running, lambda: None, Path("/nonexistent")) is running
     silent = absence.silent(Path("/s"), 5)
     assert explained(silent, lambda: 77) is silent
+
+
+def test_a_service_of_the_machine_is_named_with_the_way_to_it(tmp_path: Path) -> None:
+    unit = tmp_path / "distensor.service"
+    unit.touch()
+    why = explained(absence.not_running(Path("/s")), lambda: None, unit)
+    assert "only root may look at" in why.detail
+    assert why.fix[0].endswith("sudo distensor")
+    assert "last exit 78" in explained(absence.not_running(Path("/s")), lambda: 78, unit).detail  # its own comes first
 
 
 def test_a_manager_that_is_not_there_or_hangs_says_nothing() -> None:

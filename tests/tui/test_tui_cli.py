@@ -398,6 +398,18 @@ def test_the_runtime_directory_is_used_where_it_has_our_folder(tmp_path: Path) -
     assert not socket_path(None, environ, "darwin").is_relative_to(tmp_path)
 
 
+def test_root_sees_the_machines_service_where_it_has_none_of_its_own(tmp_path: Path) -> None:
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path / "run")}
+    (tmp_path / "run/distensor").mkdir(parents=True)
+    system, own = tmp_path / "system.sock", tmp_path / "run/distensor/supervisor.sock"
+    assert socket_path(None, environ, "linux", system) == own  # others may not even look whether it is there
+    system.touch()
+    assert socket_path(None, environ, "linux", system) == system
+    own.touch()
+    assert socket_path(None, environ, "linux", system) == own
+    assert socket_path("/chosen", environ, "linux", system) == Path("/chosen")
+
+
 @pytest.mark.parametrize("term", ["dumb", "", "unknown"])
 def test_terminals_that_cannot_be_drawn_on(term: str) -> None:
     assert not fit_for_dashboard({"TERM": term}, ())
