@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from distensor import __version__
 from distensor.core.errors import AuthenticationError, ConfigError, DistensorError, SessionError, StoreError
 from distensor_server.config import (
+    AUTO,
     DEFAULT_CPU_WORKERS,
+    HOST_VARIABLE,
     Settings,
     default_name,
     default_socket_path,
     default_state_dir,
 )
 from distensor_server.keys.model import VARIABLE, FoundKey
-from distensor_server.ownaddress import AUTO
-from distensor_server.ownaddress import VARIABLE as HOST
 from distensor_server.redact import redact_keys
 from distensor_server.statedir import CREDENTIAL_FILE
 
@@ -97,7 +97,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--socket", type=Path, help="where the dashboard connects (or DISTENSOR_SOCKET)")
     run.add_argument("--name", help="how this node is called (default: the host name)")
     run.add_argument(
-        "--host", help=f"address at which other nodes reach this one's workers (or {HOST}; default: the way to the hub)"
+        "--host",
+        help=f"address at which other nodes reach this one's workers (or {HOST_VARIABLE}; default: the way to the hub)",
     )
     run.add_argument("--cpu-workers", type=int, help=f"workers on the CPU (default: {DEFAULT_CPU_WORKERS})")
     run.add_argument("--drain-seconds", type=float, help="time to finish when stopped (default: 90)")
@@ -136,7 +137,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         state_dir=(arguments.state or default_state_dir(os.environ)).absolute(),
         socket_path=(arguments.socket or default_socket_path(os.environ, sys.platform)).absolute(),
         name=arguments.name or default_name(),
-        host=arguments.host or os.environ.get(HOST) or AUTO,
+        host=arguments.host or os.environ.get(HOST_VARIABLE) or AUTO,
         config_file=arguments.config,
         overrides={name: value for name, value in given.items() if value is not None},
     )

@@ -17,6 +17,9 @@ from distensor_server.policy.policy import DEVICES, Policy, check_values, make_p
 from distensor_server.policy.table import BY_NAME
 
 DEFAULT_CPU_WORKERS = 1
+AUTO = "auto"
+"""As `host`: the address that leads to the hub (ownaddress.py)."""
+HOST_VARIABLE = "DISTENSOR_HOST"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,9 +12,8 @@ from typing import Any
 
 from distensor.comm.address import HubAddress, is_loopback, parse_address
 from distensor.core.errors import ConfigError
+from distensor_server.config import AUTO
 
-AUTO = "auto"
-VARIABLE = "DISTENSOR_HOST"
 LOOPBACK = "127.0.0.1"
 
 

@@ -169,7 +169,7 @@ VERBS: tuple[Verb, ...] = (
         about="Give this machine its key, ask where the key comes from, or forget it.",
         wheel=_SERVER,
         words=("login", "status", "logout"),
-        flags=("--json", "--stdin", "--no-test", "--in-file", "--socket", "--state"),
+        flags=("--json", "--stdin", "--no-test", "--in-file", "--socket", "--state", "--system"),
         examples=(
             ("distensor auth login", "asks for the key, tests and keeps it"),
             ("distensor auth login --stdin < key.txt", "the same for a script"),

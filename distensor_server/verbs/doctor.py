@@ -8,10 +8,10 @@ from dataclasses import asdict
 
 from distensor.core.clock import SYSTEM_CLOCK
 from distensor_server.cli import ExitCode
+from distensor_server.config import AUTO, HOST_VARIABLE
 from distensor_server.doctor.checks import examine
 from distensor_server.doctor.model import Finding, Level
 from distensor_server.doctor.world import this_machine
-from distensor_server.ownaddress import AUTO, VARIABLE
 from distensor_server.verbs.output import UsageError, fail, parser, places, say
 
 _WORDS = {Level.OK: "ok", Level.WARNING: "WARNING", Level.FAIL: "FAIL"}
@@ -20,7 +20,7 @@ _WORDS = {Level.OK: "ok", Level.WARNING: "WARNING", Level.FAIL: "FAIL"}
 def main(arguments: Sequence[str]) -> int:
     """The entry point."""
     made = parser("doctor", "Checks this machine's set-up and says how to repair what is wrong.")
-    host = os.environ.get(VARIABLE) or AUTO
+    host = os.environ.get(HOST_VARIABLE) or AUTO
     made.add_argument("--host", default=host, metavar="ADDRESS", help="the address of `distensor-server run`")
     try:
         options = made.parse_args(arguments)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from distensor.comm.address import HubAddress
-from distensor_server.ownaddress import AUTO, LOOPBACK, OwnAddress, address_towards
+from distensor_server.config import AUTO
+from distensor_server.ownaddress import LOOPBACK, OwnAddress, address_towards
 
 
 def test_a_chosen_address_is_taken_as_it_is() -> None:
