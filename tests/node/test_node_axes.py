@@ -161,3 +161,66 @@ def test_time_in_collectives_is_kept_apart_from_compute(planes: dict[int, DataPl
 def test_a_rank_alone_needs_no_group() -> None:
     groups = make_groups(RankLayout(ParallelConfig()), 0, lambda ranks: pytest.fail(f"a group of {ranks}"))
     assert (groups.world, groups.gradients, dict(groups.axes)) == (None, None, {})
+
+
+@pytest.mark.parametrize("elements", [100, 40_000])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_halves_travel_as_they_are_and_are_added_in_32_bits(
+    planes: dict[int, DataPlane], dtype: torch.dtype, elements: int
+) -> None:
+    """To the bit what adding in float32 and rounding once gives, for half of the bytes; short and long messages."""
+    before = [sum(link.bytes_sent for link in planes[rank].stats().values()) for rank in range(RANKS)]
+    sizes = [elements // 2, 0, elements - elements // 2]
+
+    def run(axis: ProcessGroupAxis) -> tuple[Tensor, Tensor]:
+        value = own(axis, elements).to(dtype)
+        return axis.all_reduce(value, Reduction.SUM), axis.reduce_scatter(value, sizes, 0)
+
+    wide = sum(of_rank(rank, elements).to(dtype).float() for rank in range(RANKS))
+    assert isinstance(wide, Tensor)
+    pieces = wide.to(dtype).split(sizes)
+    results = on_axis(planes, f"halves {dtype} {elements}", run)
+    for rank, (whole, part) in enumerate(results):
+        assert whole.dtype is dtype
+        assert torch.equal(whole, wide.to(dtype))
+        assert torch.equal(part, pieces[rank])
+    after = [sum(link.bytes_sent for link in planes[rank].stats().values()) for rank in range(RANKS)]
+    # An all-reduce sends each element to both others, or its shares twice; a reduce-scatter each to who keeps it.
+    most = 2 * 2 * elements + 2 * elements + 2_000
+    assert all(late - early <= most for early, late in zip(before, after, strict=True))
+
+
+def test_another_backend_gets_halves_widened() -> None:
+    """gloo rounds after each addition: 256 + 1 + 1 in bfloat16 would stay 256."""
+
+    class Alone:
+        """One member, which notes what it is given."""
+
+        def __init__(self) -> None:
+            self.seen: list[torch.dtype] = []
+
+        def rank(self) -> int:
+            return 0
+
+        def size(self) -> int:
+            return 1
+
+        def allreduce(self, tensors: list[Tensor], options: object) -> Alone:
+            self.seen.append(tensors[0].dtype)
+            return self
+
+        def reduce_scatter(self, outs: list[Tensor], parts: list[list[Tensor]], options: object) -> Alone:
+            self.seen.append(parts[0][0].dtype)
+            outs[0].copy_(parts[0][0])
+            return self
+
+        def wait(self) -> bool:
+            return True
+
+    group = Alone()
+    axis = ProcessGroupAxis(group)  # type: ignore[arg-type]
+    value = torch.ones(4, dtype=torch.bfloat16)
+    assert axis.all_reduce(value, Reduction.SUM).dtype is torch.bfloat16
+    assert axis.reduce_scatter(value, [4], 0).dtype is torch.bfloat16
+    assert group.seen == [torch.float32, torch.float32]
+    assert axis.all_reduce(value.double(), Reduction.SUM).dtype is torch.float64

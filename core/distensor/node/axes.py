@@ -14,7 +14,9 @@ from torch import Tensor
 
 from distensor.core import SYSTEM_CLOCK, Clock
 from distensor.program.axes import Reduction
+from distensor.transport.group import TransportGroup
 
+_HALVES = (torch.bfloat16, torch.float16)
 _OPERATIONS: Mapping[Reduction, Any] = {Reduction.SUM: dist.ReduceOp.SUM, Reduction.MAX: dist.ReduceOp.MAX}
 
 
@@ -22,23 +24,25 @@ class ProcessGroupAxis:
     """An axis over `group`, whose members are in the order of their places on the axis.
 
     The group's own methods are called: the functions of torch.distributed around them cost more than a small message.
-    Parts of different size need a backend that takes them, as "distensor" does. `seconds` is how long this rank has
-    been in collectives so far, waiting for the others included: time that is not its own compute.
+    Parts of different size need a backend that takes them, as "distensor" does. That one also adds 16-bit reals in 32
+    bits wherever they are added, so they travel as they are; with another one they are widened before. `seconds` is
+    how long this rank has been in collectives so far, waiting included: time that is not its own compute.
     """
 
     def __init__(self, group: dist.ProcessGroup, clock: Clock = SYSTEM_CLOCK) -> None:
         self._group = group
+        self._adds_wide = isinstance(group, TransportGroup)
         self._clock = clock
         self.seconds = 0.0
         self.rank = group.rank()
         self.size = group.size()
 
     def all_reduce(self, tensor: Tensor, op: Reduction) -> Tensor:
-        result = tensor.detach().clone(memory_format=torch.contiguous_format)
+        result = self._addable(tensor).clone(memory_format=torch.contiguous_format)
         started = self._clock.monotonic()
         all_reduce_at_once(self._group, result, op)
         self.seconds += self._clock.monotonic() - started
-        return result
+        return result.to(tensor.dtype)
 
     def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
         shapes = [_resized(tensor.shape, dim, size) for size in sizes]
@@ -52,12 +56,16 @@ class ProcessGroupAxis:
         return torch.cat(parts, dim)
 
     def reduce_scatter(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
-        parts = [_plain(part) for part in torch.split(tensor, list(sizes), dim)]
+        parts = [_plain(part) for part in torch.split(self._addable(tensor), list(sizes), dim)]
         result = torch.empty_like(parts[self.rank])
         options = _at_once(dist.ReduceScatterOptions())
         options.reduceOp = dist.ReduceOp.SUM
         self._run(self._group.reduce_scatter, [result], [parts], options)
-        return result
+        return result.to(tensor.dtype)
+
+    def _addable(self, tensor: Tensor) -> Tensor:
+        own = tensor.detach()
+        return own if self._adds_wide or own.dtype not in _HALVES else own.float()
 
     def all_to_all(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
         results = [parts[self.rank].new_empty(tuple(shape)) for shape in shapes]

@@ -24,7 +24,7 @@ class AxisGroup(Protocol):
     """The ranks of one axis that compute one thing together; all call the same in the same order.
 
     Nothing here is differentiable and nothing changes its arguments: results are new tensors. A sum is the same to
-    the bit on every rank.
+    the bit on every rank; 16-bit reals are added in 32 bits and rounded once.
     """
 
     @property

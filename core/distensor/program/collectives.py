@@ -4,7 +4,7 @@ The convention they keep: the gradient of a value that is the same on all ranks 
 each of them, the gradient of a cut value is the slice that belongs to it. So no gradient is ever counted twice
 (Shoeybi et al. 2019, "Megatron-LM", section 3: the operators f and g are `enter` and `reduce`).
 
-Sums of 16-bit reals are made in 32 bits.
+Sums of 16-bit reals are made in 32 bits: that is the group's duty (`AxisGroup`).
 """
 
 from __future__ import annotations
@@ -18,22 +18,6 @@ from torch import Tensor
 
 from distensor.program.axes import AxisGroup, Reduction
 from distensor.program.vocabulary import cross_entropy
-
-_HALVES = (torch.bfloat16, torch.float16)
-
-
-def summed(group: AxisGroup, value: Tensor) -> Tensor:
-    """The sum over the ranks; 16-bit reals are added in 32 bits."""
-    if value.dtype in _HALVES:
-        return group.all_reduce(value.float(), Reduction.SUM).to(value.dtype)
-    return group.all_reduce(value, Reduction.SUM)
-
-
-def scattered(group: AxisGroup, value: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
-    """The own part of the sum over the ranks."""
-    if value.dtype in _HALVES:
-        return group.reduce_scatter(value.float(), sizes, dim).to(value.dtype)
-    return group.reduce_scatter(value, sizes, dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +68,7 @@ class Pieces:
         opened = _opened(full, self.dim, (self.outer, sum(self.lengths), self.inner))
         pieces = Pieces(self.dim + 1, 1, 1, self.lengths, self.owners, self.ranks)
         by_rank = torch.cat([pieces.pick(rank, opened) for rank in range(self.ranks)], self.dim + 1)
-        return scattered(group, by_rank, self.sizes(), self.dim + 1).flatten(self.dim, self.dim + 2)
+        return group.reduce_scatter(by_rank, self.sizes(), self.dim + 1).flatten(self.dim, self.dim + 2)
 
     def pick(self, rank: int, full: Tensor) -> Tensor:
         """What `rank` holds of the full dim, as a tensor of its own."""
@@ -110,14 +94,14 @@ class _Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return summed(context.group, gradients[0]), None
+        return context.group.all_reduce(gradients[0], Reduction.SUM), None
 
 
 class _Reduce(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, value: Tensor, group: AxisGroup) -> Tensor:
         del context
-        return summed(group, value)
+        return group.all_reduce(value, Reduction.SUM)
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:

@@ -80,7 +80,7 @@ class ThreadGroup:
 
     def all_reduce(self, tensor: Tensor, op: Reduction) -> Tensor:
         brought = self._exchange(f"all_reduce {op} {tensor.dtype} {list(tensor.shape)}", tensor.detach().clone())
-        return torch.stack(brought).sum(0) if op is Reduction.SUM else torch.stack(brought).amax(0)
+        return _sum(brought) if op is Reduction.SUM else torch.stack(brought).amax(0)
 
     def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
         assert tensor.shape[dim] == sizes[self.rank], (tensor.shape, sizes, dim)
@@ -89,7 +89,7 @@ class ThreadGroup:
 
     def reduce_scatter(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
         brought = self._exchange(f"reduce_scatter {list(sizes)} {dim}", tensor.detach().clone())
-        return torch.stack(brought).sum(0).narrow(dim, sum(sizes[: self.rank]), sizes[self.rank]).contiguous()
+        return _sum(brought).narrow(dim, sum(sizes[: self.rank]), sizes[self.rank]).contiguous()
 
     def all_to_all(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
         brought = self._exchange("all_to_all", [part.detach().clone() for part in parts])
@@ -102,6 +102,12 @@ class ThreadGroup:
         received: Tensor = brought[(self.rank - steps) % self.size]
         assert list(received.shape) == list(shape), (received.shape, shape)
         return received
+
+
+def _sum(parts: Sequence[Tensor]) -> Tensor:
+    own = parts[0].dtype
+    wide = torch.float32 if own.is_floating_point and own.itemsize < 4 else None
+    return torch.stack(list(parts)).sum(0, dtype=wide).to(own)
 
 
 class Grid:
