@@ -149,6 +149,42 @@ def test_uneven_replicas_take_the_mean_over_their_own_rows() -> None:
     assert worst(state, reference) <= 1e-5
 
 
+def test_accumulated_batches_are_one_of_each_replica() -> None:
+    """A replica takes its part of each of the two batches."""
+    data = batches(6)
+    joined = [
+        tuple(torch.cat([one[i][:4], two[i][:4], one[i][4:], two[i][4:]]) for i in (0, 1))
+        for one, two in zip(data[::2], data[1::2], strict=True)
+    ]
+    reference, losses = one_process_each(joined, 2, DisTrOAdamW, rows=(slice(0, 8), slice(8, 16)))
+    state, history, _ = fit(FLAT, data, accumulate=2)
+    assert history.losses == pytest.approx(losses, rel=1e-5)
+    assert worst(state, reference) <= 1e-5
+
+
+@pytest.mark.parametrize("options", [{}, {"sync": "diloco", "sync_options": {"every": 2}}], ids=["distro", "diloco"])
+def test_bf16_and_an_average_of_the_weights(options: dict[str, Any]) -> None:
+    """Within what bf16 rounds; the average follows the weights that all have in common."""
+    data = batches(4)
+    runs = []
+    for precision in ("fp32", "bf16"):
+        given = {"sync": "distro", "sync_options": SPARSE, **options}
+        with thread_session(2) as session:
+            trainer = Trainer(
+                model_for(FLAT), parallel=FLAT, loss=squared, session=session, precision=precision, ema=0.5, lr=0.01,
+                optimizer_options={"eps": EPS}, **given,
+            )  # fmt: skip
+            losses = trainer.fit(data).losses
+            runs.append((losses, trainer.ema_state_dict(), trainer.state_dict()))
+            trainer.close()
+    (exact, averages, weights), (rounded, others, _) = runs
+    assert rounded == pytest.approx(exact, rel=0.05)
+    assert rounded != exact
+    for name, value in averages.items():
+        assert float((value - others[name]).abs().max()) < 0.05
+        assert 0 < float((value - weights[name]).abs().max()) < 0.2
+
+
 def test_three_replicas_learn() -> None:
     data = batches(1, rows=12) * 40
     _, history, _ = fit(ParallelConfig(data_parallel=3), data)
