@@ -16,6 +16,7 @@ from torch import Tensor
 from distensor.core import ParallelConfig
 from distensor.core.errors import ConfigError
 from distensor.training import Trainer
+from distensor.transport.driver import Command
 
 FLAT = ParallelConfig(data_parallel=2)
 LOCAL = {"every": 3}
@@ -145,9 +146,22 @@ def test_between_exchanges_everybody_sees_what_all_have_in_common(way: str) -> N
 def test_the_last_step_of_a_fit_exchanges(way: str) -> None:
     with trainer_on(FLAT, None, way, ema=0.5) as (session, trainer):
         trainer.fit(batches(5))
+        assert Command.EXCHANGE not in session.connections[-1].commands
         assert same(weights(session, 0), weights(session, 1))
         averages = [dict(session.connections[-1].engines[rank]._updater.averages()) for rank in (0, 1)]
         assert same(*averages)
+
+
+@pytest.mark.parametrize("way", ["distro", "diloco", "sparseloco"])
+def test_data_that_does_not_know_its_length_ends_with_an_exchange_too(way: str) -> None:
+    with trainer_on(FLAT, None, way) as (session, trainer):
+        trainer.fit(iter(batches(5)))
+        local = "loco" in way
+        assert session.connections[-1].commands.count(Command.EXCHANGE) == local
+        assert same(weights(session, 0), weights(session, 1))
+        assert same(
+            {key.partition("/")[2]: value for key, value in weights(session, 0).items()}, dict(trainer.state_dict())
+        )
 
 
 @pytest.mark.parametrize("way", ["diloco", "sparseloco"])

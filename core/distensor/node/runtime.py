@@ -262,6 +262,9 @@ class WorkerRuntime:
             case Command.RESTORE:
                 restore(engine, tensors)
                 return {}, {}
+            case Command.EXCHANGE:
+                engine.exchange()
+                return {}, {}
             case _:
                 raise ConfigError(f"command {command.value!r} has no place in the sequence of commands")
 

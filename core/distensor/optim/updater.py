@@ -77,6 +77,12 @@ class Updater:
         self._round_masters()
         self._average()
 
+    def exchange(self) -> None:
+        """What replicas do that take steps of their own, without one."""
+        if isinstance(self._optimizer, LocalSteps):
+            self._optimizer.exchange()
+            self._round_masters()
+
     def settle(self) -> None:
         """End an exchange that is on its way, together with the other replicas: all have the same weights then, but
         for steps that each takes on its own."""

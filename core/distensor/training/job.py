@@ -74,6 +74,7 @@ class TrainingJob:
         self._clock = clock
         self._note_measures = note_measures
         self._measured = False
+        self._apart = False
         self._row_inputs = row_major(pieces.first.batch_inputs)
         layout = RankLayout(options.parallel)
         self._replica_of = {rank: layout.coordinates(rank).dp for rank in connection.ranks}
@@ -183,6 +184,8 @@ class TrainingJob:
         self._pacer.observe(figures, max(map(len, parts)))
         self._tell_measures(parts)
         if committed:
+            sparse = None if self._optimizer is None else self._optimizer.sparse
+            self._apart = sparse is not None and not sparse.exchanges(number, total_steps)
             self._tokens_per_second = result.tokens_per_second
             self._report_units(number, [len(part) for part in parts])
         return result, committed
@@ -291,6 +294,12 @@ class TrainingJob:
         """Bring the optimizer state of a checkpoint to the ranks; their weights are the module's already."""
         tensors = {rank: state_for(self._pieces, saved, rank) for rank in self._connection.ranks}
         self._connection.command(Command.RESTORE, {}, tensors)
+
+    def exchange(self) -> None:
+        """Let replicas that took steps of their own since the last exchange bring them together."""
+        if self._apart:
+            self._connection.command(Command.EXCHANGE, {})
+            self._apart = False
 
     def end(self, state: JobState, reason: str = "") -> None:
         """Give the workers back. Receipts that the hub has not taken yet get some seconds."""

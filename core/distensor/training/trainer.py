@@ -235,6 +235,9 @@ class Trainer:
                 bar.update(result)
                 if on_step is not None:
                     on_step(result)
+        if self._job is not None:
+            with self._noting_failure():
+                self._job.exchange()
         self.pull()
         if self._checkpoints is not None and history.steps and not self._checkpoints.is_saved(self._step):
             self.save_checkpoint()

@@ -40,6 +40,7 @@ class Command(StrEnum):
     REPLACE = "replace"
     SNAPSHOT = "snapshot"
     RESTORE = "restore"
+    EXCHANGE = "exchange"
     END = "end"
     ABORT = "abort"
 

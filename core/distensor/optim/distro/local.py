@@ -84,7 +84,7 @@ class DiLoCo(torch.optim.AdamW):
             self.dropped += 1
         self._inner_steps += 1
         if exchange:
-            self._outer_step()
+            self.exchange()
 
     def state_dict(self) -> dict[str, Any]:
         """AdamW's, and `outer`: the common weights, their momentum and the number of inner steps."""
@@ -100,7 +100,8 @@ class DiLoCo(torch.optim.AdamW):
         _copy_all(self._momenta, outer["momenta"])
 
     @torch.no_grad()
-    def _outer_step(self) -> None:
+    def exchange(self) -> None:
+        """The outer step. All workers call it at the same time."""
         changes = [anchor - p.to(torch.float32) for p, anchor in zip(self._tensors, self._anchors, strict=True)]
         flat = torch.cat([change.reshape(-1) for change in changes]) if changes else torch.zeros(0)
         if not are_finite([flat]):
@@ -228,7 +229,11 @@ class SparseLoCo(SparseOptimizer):
         """See `DiLoCo`."""
         self.inner_step()
         if exchange:
-            self._exchange_and_apply(self.propose())
+            self.exchange()
+
+    def exchange(self) -> None:
+        """See `DiLoCo`."""
+        self._exchange_and_apply(self.propose())
 
     def _advance(self) -> None:
         self.advance(exchange=(self._inner_steps + 1) % self._every == 0)
