@@ -27,7 +27,6 @@ from distensor.node.norm_shares import norm_share
 from distensor.node.orders import AS_SCHEDULED, Pace
 from distensor.node.pacing import rank_figures
 from distensor.node.pipeline import PipelineExecutor, Totals
-from distensor.node.plan_checks import check_slices, check_tied
 from distensor.node.step_report import Noticed, StepReport, Update
 from distensor.node.tied import sum_tied_gradients
 from distensor.node.world_sums import WorldSums, sum_over_world
@@ -99,9 +98,9 @@ class ShardEngine:
         self._loaded, self._owed = False, None
         if self._store is not None:
             self._store.close()
-        check_slices(plan)
+        self._check_slices(plan)
         self._store = store = self._take_stages(plan, programs, weights)
-        check_tied(plan, self._runners)
+        self._check_tied(plan)
         self._plan = plan
         self._counted = self._counted_keys(plan, store.updated)
         self._executor = PipelineExecutor(
@@ -138,6 +137,30 @@ class ShardEngine:
                 f"rank {self._rank} was given stages {sorted(programs)[:10]}; expected the {count} of {plan.stages} "
                 f"that pipeline rank {self._place.pp} of {ranks} holds"
             )
+
+    def _check_tied(self, plan: JobPlan) -> None:
+        """A tied weight is held by stages that exist, and the copies that are here look alike."""
+        for tied in plan.tied:
+            kinds = set()
+            for stage, name in tied.holders:
+                runner = self._runners.get(stage)
+                if not 0 <= stage < plan.stages or (runner is not None and name not in runner.parameters):
+                    raise ProgramRejectedError(f"tied weight {name[:100]!r}: stage {stage} holds no such parameter")
+                if runner is not None:
+                    parameter = runner.parameters[name]
+                    kinds.add((parameter.shape, parameter.dtype, parameter.requires_grad))
+            if len(kinds) > 1:
+                raise ProgramRejectedError(f"tied weight {tied.holders[:4]}: its copies differ in shape or dtype")
+
+    def _check_slices(self, plan: JobPlan) -> None:
+        """An optimizer that needs whole weights meets none that are cut."""
+        try:
+            if plan.sync is Sync.ZERO3:
+                plan.optimizer.require_elementwise("sync='zero3'")
+            if plan.sharded:
+                plan.optimizer.require_elementwise("weights cut by tensor parallelism")
+        except ConfigError as error:
+            raise ProgramRejectedError(str(error)) from error
 
     @property
     def _weights(self) -> WeightStore:
