@@ -98,7 +98,15 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--name", help="how this node is called (default: the host name)")
     run.add_argument(
         "--host",
-        help=f"address at which other nodes reach this one's workers (or {HOST_VARIABLE}; default: the way to the hub)",
+        help=f"where workers listen and peers reach them; 0.0.0.0 and ::: everywhere (or {HOST_VARIABLE}; default: the "
+        "address that leads to the hub)",
+    )
+    run.add_argument(
+        "--advertise",
+        action="append",
+        default=[],
+        metavar="ADDRESS",
+        help="another address at which peers reach the workers, such as a router's that forwards to them; repeatable",
     )
     run.add_argument("--cpu-workers", type=int, help=f"workers on the CPU (default: {DEFAULT_CPU_WORKERS})")
     run.add_argument("--drain-seconds", type=float, help="time to finish when stopped (default: 90)")
@@ -138,6 +146,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         socket_path=(arguments.socket or default_socket_path(os.environ, sys.platform)).absolute(),
         name=arguments.name or default_name(),
         host=arguments.host or os.environ.get(HOST_VARIABLE) or AUTO,
+        advertise=tuple(arguments.advertise),
         config_file=arguments.config,
         overrides={name: value for name, value in given.items() if value is not None},
     )

@@ -20,6 +20,8 @@ DEFAULT_CPU_WORKERS = 1
 AUTO = "auto"
 """As `host`: the address that leads to the hub (ownaddress.py)."""
 HOST_VARIABLE = "DISTENSOR_HOST"
+LONGEST_HOST = 64
+"""Characters of an address: what the hub takes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,12 +73,17 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Everything the supervisor is told at its start. `host` is where workers listen and where peers reach them."""
+    """Everything the supervisor is told at its start.
+
+    `host` is where workers listen and peers reach them; 0.0.0.0 and :: are all interfaces. `advertise` are further
+    addresses at which peers reach them, tried first.
+    """
 
     state_dir: Path
     socket_path: Path
     name: str
     host: str = "127.0.0.1"
+    advertise: tuple[str, ...] = ()
     config_file: Path | None = None
     overrides: Mapping[str, Any] | None = None
     """Limits from the command line: they win over the file, also after it is read again."""
@@ -89,8 +96,9 @@ class Settings:
                 f"--name {self.name!r}: expected 1 to 63 letters, digits, dots, dashes or underscores, "
                 "the first a letter or digit"
             )
-        if not self.host or any(char.isspace() for char in self.host):
-            raise ConfigError(f"--host {self.host!r}: expected an address or a host name of this machine")
+        for option, value in (("--host", self.host), *(("--advertise", each) for each in self.advertise)):
+            if not value or len(value) > LONGEST_HOST or any(char.isspace() for char in value):
+                raise ConfigError(f"{option} {value!r:.80}: expected an address or a host name of this machine")
 
     @property
     def owner_file(self) -> Path:

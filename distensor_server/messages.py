@@ -28,6 +28,9 @@ class Connected:
     pass
 
 
+PATHS = ("here", "lan", "ipv6", "public", "relay")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkBytes:
     """Bytes since the worker's start, to and from one peer; the round trip, and how long ago it was measured."""
@@ -37,6 +40,10 @@ class LinkBytes:
     received: int
     rtt_ms: float | None = None
     rtt_age_s: float | None = None
+    path: str | None = None
+    """By which way the peer is reached: here, lan, ipv6, public or relay; None while nobody has said it."""
+    line_rate: float | None = None
+    """Bytes a second at which the newest large message of the peer came."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,6 +167,10 @@ def _replicas(value: Any) -> ReplicaBytes | None:
     )
 
 
+def _path(fields: Mapping[str, Any], name: str) -> str:
+    return _one_of(fields, name, PATHS)
+
+
 def _link(value: Any) -> LinkBytes:
     if not isinstance(value, dict):
         raise ValueError("expected objects")
@@ -172,6 +183,8 @@ def _link(value: Any) -> LinkBytes:
         received=_integer(value, "received"),
         rtt_ms=_optional(value, "rtt_ms", _seconds),
         rtt_age_s=_optional(value, "rtt_age_s", _seconds),
+        path=_optional(value, "path", _path),
+        line_rate=_optional(value, "line_rate", _seconds),
     )
 
 
@@ -295,6 +308,7 @@ def topology_line(topology: Topology, certificate: Certificate) -> bytes:
             "node": member.node_id,
             "name": member.node_name,
             "host": member.host,
+            "hosts": list(member.hosts),
             "port": member.port,
         }
         for member in topology.members
@@ -310,6 +324,7 @@ def topology_line(topology: Topology, certificate: Certificate) -> bytes:
             "job": topology.job_id,
             "epoch": topology.epoch,
             "members": members,
+            "relay": topology.relay,
             "certificate": own,
         }
     )

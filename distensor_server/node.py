@@ -9,6 +9,7 @@ from typing import TypeAlias
 from distensor import __version__
 from distensor.core.clock import Clock
 from distensor.core.control import Assignment, NodeInfo
+from distensor_server.addresses import candidates
 from distensor_server.books import Books
 from distensor_server.claims import ClaimBacklog
 from distensor_server.config import Layer, Limits, Settings, make_limits
@@ -160,9 +161,11 @@ class Node:
 
     def describe(self) -> NodeInfo:
         """What the hub is told of this node."""
+        first, *others = candidates(self.address.look(), self.settings.advertise)
         return NodeInfo(
             name=self.settings.name,
-            host=self.address.look(),
+            host=first,
+            hosts=tuple(others),
             version=__version__,
             devices=tuple(self.features.offer(device.info()) for device in self.inventory.devices),
         )

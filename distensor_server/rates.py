@@ -25,6 +25,8 @@ class LinkRate:
     rtt_ms: float | None = None
     rtt_age_s: float | None = None
     """How long ago the round trip was measured."""
+    path: str | None = None
+    line_rate: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +36,8 @@ class _Sample:
     received: int
     rtt_ms: float | None
     rtt_at: float | None
+    path: str | None
+    line_rate: float | None
 
 
 class LinkMeter:
@@ -53,7 +57,17 @@ class LinkMeter:
         if samples and (link.sent < samples[-1].sent or link.received < samples[-1].received):
             samples.clear()
         measured = None if link.rtt_age_s is None else now - link.rtt_age_s
-        samples.append(_Sample(at=now, sent=link.sent, received=link.received, rtt_ms=link.rtt_ms, rtt_at=measured))
+        samples.append(
+            _Sample(
+                at=now,
+                sent=link.sent,
+                received=link.received,
+                rtt_ms=link.rtt_ms,
+                rtt_at=measured,
+                path=link.path,
+                line_rate=link.line_rate,
+            )
+        )
         # The newest sample that is at least a window old stays as the base of the rate.
         while len(samples) > 2 and now - samples[1].at >= WINDOW_SECONDS:
             samples.popleft()
@@ -74,4 +88,6 @@ def _rate(peer: int, samples: deque[_Sample], now: float) -> LinkRate:
         received_rate=(last.received - first.received) / span if known else None,
         rtt_ms=last.rtt_ms,
         rtt_age_s=None if last.rtt_at is None else max(0.0, now - last.rtt_at),
+        path=last.path,
+        line_rate=last.line_rate,
     )

@@ -180,6 +180,8 @@ def _links(worker: WorkerView) -> list[Section]:
             "rtt_ms": rounded(link.rtt_ms, 2),
             # In steps of ten seconds, so that a link on which nothing happens makes no news.
             "rtt_age_s": None if link.rtt_age_s is None else link.rtt_age_s // 10 * 10,
+            "path": link.path,
+            "line_rate": rounded(link.line_rate, 0),
         }
         for link in worker.links
     ]

@@ -263,6 +263,10 @@ class PeerLink:
     received_rate: float | None
     rtt_ms: float | None = None
     rtt_age_s: float | None = None
+    path: str = ""
+    """By which way the peer is reached: here, lan, ipv6, public or relay; empty where the supervisor does not say."""
+    line_rate: float | None = None
+    """Bytes a second at which the peer's newest large message came."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -261,6 +261,8 @@ def _link(f: Fields) -> PeerLink:
         received_rate=f.number("received_rate"),
         rtt_ms=f.number("rtt_ms"),
         rtt_age_s=f.number("rtt_age_s"),
+        path=f.text("path"),
+        line_rate=f.number("line_rate"),
     )
 
 

@@ -43,6 +43,7 @@ STEPS: Sequence[Step] = (
     Step(name="proxy", check=network.proxy),
     Step(name="clock", check=network.clock),
     Step(name="host", check=network.reachable),
+    Step(name="peers", check=network.peers),
     Step(name="service", check=service.service),
     Step(name="linger", check=service.linger),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from distensor.comm.address import PROXY_VARIABLES
@@ -102,6 +103,24 @@ def clock(world: World) -> Finding:
     if abs(skew) > MOST_SKEW_SECONDS:
         return warning("clock", text, "let the machine set its clock: timedatectl set-ntp true")
     return ok("clock", text)
+
+
+def peers(world: World) -> Finding:
+    """By which way the peers of the present job are reached."""
+    running = world.look()
+    jobs = running.sections.get("jobs") if not isinstance(running, Unavailable) else None
+    links = [link for job in jobs or () if isinstance(job, dict) for link in job.get("links") or ()]
+    ways = Counter(link["path"] for link in links if isinstance(link, dict) and isinstance(link.get("path"), str))
+    if not ways:
+        return ok("peers", "told while a job runs: by which way each peer is reached")
+    text = ", ".join(f"{count} by {way}" for way, count in sorted(ways.items()))
+    if ways["relay"]:
+        fix = (
+            "let your router forward the workers' ports to this machine, and start with --host 0.0.0.0 --advertise and "
+            "the router's address; or leave it, at the relay's speed"
+        )
+        return warning("peers", f"connections to peers: {text}", fix)
+    return ok("peers", f"connections to peers: {text}")
 
 
 def reachable(world: World) -> Finding:

@@ -12,6 +12,7 @@ from distensor_tui.text import Line, Span, Tone, clip, fill, line, width
 Pairs: TypeAlias = dict[frozenset[int], PeerLink]
 LABEL = 12
 DRIVER = -1
+WAYS = {"here": "this machine", "lan": "local network", "ipv6": "IPv6", "public": "internet", "relay": "relay"}
 OLD_SECONDS = 30.0
 """A round trip is measured every few seconds on a link that is not full; one that is older says so."""
 
@@ -69,7 +70,8 @@ def text(found: PeerLink) -> str:
     old = found.rtt_age_s is not None and found.rtt_age_s >= OLD_SECONDS
     age = f" ({fmt.span(found.rtt_age_s)} old)" if old and found.rtt_age_s is not None else ""
     trip = "round trip not measured" if found.rtt_ms is None else f"{fmt.milliseconds(found.rtt_ms)}{age}"
-    return f"{trip}, sent {fmt.rate(found.sent_rate)}, received {fmt.rate(found.received_rate)}"
+    way = "" if not found.path else f"{WAYS.get(found.path, found.path)}, "
+    return f"{way}{trip}, sent {fmt.rate(found.sent_rate)}, received {fmt.rate(found.received_rate)}"
 
 
 def peer_text(peer: int) -> str:
@@ -85,7 +87,15 @@ def _link_row(found: PeerLink, index: int, names: dict[int, str], label: int, lo
         Span(" " * (label - width(ends) + 2)),
         Span(f"{fmt.milliseconds(found.rtt_ms):>7}  "),
         Span(f"{glyphs.up} {fmt.rate(found.sent_rate):>9}  {glyphs.down} {fmt.rate(found.received_rate):>9}"),
+        *_way(found),
     )
+
+
+def _way(found: PeerLink) -> Line:
+    """By which way, where the supervisor says it; a relay costs time and somebody's bytes, so it stands out."""
+    if not found.path:
+        return ()
+    return (Span(f"  {WAYS.get(found.path, found.path)}", Tone.WARN if found.path == "relay" else Tone.DIM),)
 
 
 def _ends(found: PeerLink, names: dict[int, str], look: Look) -> Line:

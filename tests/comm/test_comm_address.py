@@ -6,6 +6,7 @@ import pytest
 
 from distensor.comm.address import (
     HubAddress,
+    host_of_peer,
     is_local,
     is_loopback,
     parse_address,
@@ -44,6 +45,21 @@ def test_this_machine_and_its_network_are_local(host: str) -> None:
 @pytest.mark.parametrize("host", ["93.184.216.34", "hub.example.org", "2606:4700::1111"])
 def test_others_are_not(host: str) -> None:
     assert not is_local(host)
+
+
+@pytest.mark.parametrize(
+    ("peer", "host"),
+    [
+        ("ipv4:192.0.2.1:50051", "192.0.2.1"),
+        ("ipv6:%5B2001:db8::1%5D:50051", "2001:db8::1"),
+        ("ipv6:[::1]:5", "::1"),
+        ("unix:/tmp/socket", ""),
+        ("ipv4:nonsense:5", ""),
+        ("", ""),
+    ],
+)
+def test_the_other_end_as_grpc_writes_it(peer: str, host: str) -> None:
+    assert host_of_peer(peer) == host
 
 
 def test_loopback_is_told_from_the_network() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,6 +57,7 @@ from distensor.core.errors import HubProtocolError
 from distensor.core.ids import DRIVER_RANK, Rank
 from distensor.core.parallel import ParallelConfig
 from distensor.core.reading import Unavailable
+from distensor.hub.jobs import MOST_FURTHER_HOSTS
 from distensor.proto import control_pb2 as pb
 
 NAMES: Any = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True)
@@ -80,6 +82,7 @@ DEVICES = st.builds(
     matmul_flops=RATES,
     memory_bytes_per_second=RATES,
 )
+HOSTS = st.lists(st.text(max_size=20), max_size=codec.MOST_HOSTS).map(tuple)
 NODES = st.builds(
     NodeInfo,
     name=NAMES,
@@ -87,6 +90,7 @@ NODES = st.builds(
     version=st.text(max_size=20),
     devices=st.lists(DEVICES, max_size=3, unique_by=lambda device: device.device_id).map(tuple),
     node_id=st.none() | NAMES,
+    hosts=HOSTS,
 )
 PARALLELS = st.builds(
     ParallelConfig,
@@ -128,12 +132,19 @@ CERTIFICATES = st.builds(
 @st.composite
 def topologies(draw: st.DrawFn) -> Topology:
     parallel = draw(PARALLELS)
-    node_id, name = draw(NAMES), draw(NAMES)
+    node_id, name, hosts = draw(NAMES), draw(NAMES), draw(HOSTS)
     members = tuple(
-        Member(rank=Rank(rank), node_id=node_id, node_name=name, host="h", port=rank + 1)
+        Member(rank=Rank(rank), node_id=node_id, node_name=name, host="h", port=rank + 1, hosts=hosts)
         for rank in range(parallel.world_size)
     )
-    return Topology(job_id=draw(NAMES), job_name=draw(NAMES), epoch=draw(EPOCHS), parallel=parallel, members=members)
+    return Topology(
+        job_id=draw(NAMES),
+        job_name=draw(NAMES),
+        epoch=draw(EPOCHS),
+        parallel=parallel,
+        members=members,
+        relay=draw(TEXTS),
+    )
 
 
 NODE_MESSAGES = st.one_of(
@@ -305,6 +316,15 @@ def test_a_topology_with_a_missing_rank_is_refused() -> None:
         codec.read_topology(codec.write_topology(topology))
 
 
+def test_further_addresses_beyond_the_limits_are_refused() -> None:
+    node = NodeInfo(name="a", host="h", version="1", devices=(), hosts=("h",) * (codec.MOST_HOSTS + 1))
+    with pytest.raises(HubProtocolError, match="further addresses"):
+        codec.read_node(codec.write_node(node))
+    long = replace(node, hosts=("h" * (codec.LONGEST_HOST + 1),))
+    with pytest.raises(HubProtocolError, match="further address"):
+        codec.read_node(codec.write_node(long))
+
+
 def test_the_driver_has_a_certificate_of_rank_minus_one() -> None:
     certificate = Certificate(rank=DRIVER_RANK, certificate_pem="c", authority_pem="a")
     assert codec.read_certificate(codec.write_certificate(certificate)) == certificate
@@ -312,8 +332,9 @@ def test_the_driver_has_a_certificate_of_rank_minus_one() -> None:
 
 def test_the_largest_update_and_the_largest_batch_stay_below_the_limit() -> None:
     parallel = ParallelConfig(data_parallel=1024)
+    further = ("h" * codec.LONGEST_HOST,) * MOST_FURTHER_HOSTS
     members = tuple(
-        Member(rank=Rank(rank), node_id="n" * 40, node_name="n" * 63, host="h" * 60, port=65535)  # type: ignore[arg-type]
+        Member(rank=Rank(rank), node_id="n" * 40, node_name="n" * 63, host="h" * 60, port=65535, hosts=further)  # type: ignore[arg-type]
         for rank in range(1024)
     )
     topology = Topology(job_id="j" * 20, job_name="j" * 63, epoch=1, parallel=parallel, members=members)  # type: ignore[arg-type]

@@ -52,7 +52,7 @@ class FakeSigner:
 class Hub:
     """A machine with two nodes, and what it said, by what kind it is."""
 
-    def __init__(self, jobs: Iterable[JobRecord] = (), now: float = 0.0) -> None:
+    def __init__(self, jobs: Iterable[JobRecord] = (), now: float = 0.0, relay: str = "") -> None:
         self.now = now
         self.jobs = tuple(jobs)
         self.sessions = itertools.count(1)
@@ -70,6 +70,7 @@ class Hub:
             new_job_id=lambda: JobId(f"j_{next(ids)}"),
             patience=Patience(),
             now=now,
+            relay=relay,
         )
 
     def join(self, node_id: NodeId, *running: JobRef, slots: int = 2) -> tuple[SessionId, list[Effect]]:
@@ -393,6 +394,24 @@ def test_a_topology_that_was_missed_is_sent_again() -> None:
     _, effects = hub.join(A, *[(job_id, Epoch(1), Rank(rank)) for rank in (0, 1)])
     (grant,) = [message for _, message in sent(effects, TopologyGrant)]
     assert len(grant.topology.members) == 4  # type: ignore[attr-defined]
+
+
+def test_members_hear_of_all_addresses_and_of_the_relay() -> None:
+    hub = Hub(relay="192.0.2.9:50052")
+    job_id, _, _ = running_job(hub)
+    session = SessionId(next(hub.sessions))
+    told = replace(info("atlas-1"), hosts=("192.168.1.5", "2001:db8::1"), seen_host="198.51.100.7")
+    running = tuple((job_id, Epoch(1), Rank(rank)) for rank in (0, 1))
+    hub.machine.join(session, A, Register(info=told, running=running), hub.now)
+    later = replace(told, hosts=("192.168.1.6",), seen_host="")  # the next heartbeat: a new address at home
+    hub.machine.beat(session, Heartbeat(sequence=1, info=later), hub.now, 0.0)
+    _, effects = hub.join(B, *((job_id, Epoch(1), Rank(rank)) for rank in (2, 3)))
+    (grant,) = [message for _, message in sent(effects, TopologyGrant)]
+    assert isinstance(grant, TopologyGrant)
+    assert grant.topology.relay == "192.0.2.9:50052"
+    assert grant.topology.members[0].host == "127.0.0.1"
+    assert grant.topology.members[0].hosts == ("192.168.1.6", "198.51.100.7")
+    assert grant.topology.members[2].hosts == ()
 
 
 def test_a_node_that_comes_back_without_its_worker_has_lost_it() -> None:

@@ -67,7 +67,14 @@ def test_a_wrong_assignment_names_the_field(change: dict[str, Any]) -> None:
 
 
 def test_a_topology_is_read_and_checked() -> None:
-    assert parse_topology(TOPOLOGY).members[0].host == "127.0.0.1"
+    assert parse_topology(TOPOLOGY).members[0].hosts == ("127.0.0.1",)
+    assert parse_topology(TOPOLOGY).relay == ""
+    several = {**TOPOLOGY["members"][0], "hosts": ["192.0.2.1", "2001:db8::1"]}
+    order = parse_topology({**TOPOLOGY, "members": [several], "relay": "192.0.2.9:50052"})
+    assert (order.members[0].hosts[1:], order.relay) == (("192.0.2.1", "2001:db8::1"), "192.0.2.9:50052")
+    for wrong in ({"members": [{**several, "hosts": [1]}]}, {"relay": 5}):
+        with pytest.raises(ConfigError, match="should be of type str"):
+            parse_topology({**TOPOLOGY, **wrong})
     with pytest.raises(ConfigError, match="members"):
         parse_topology({**TOPOLOGY, "members": "none"})
     with pytest.raises(ConfigError, match="certificate"):

@@ -112,6 +112,9 @@ def test_a_machine_on_which_all_is_well(world: World) -> None:
 
 
 SKEWED = Snapshot(hello={}, sections={"hub": {"state": "connected", "clock_skew_s": -90.0}})
+RELAYED = Snapshot(
+    hello={}, sections={"jobs": [{"links": [{"path": path} for path in ("relay", "lan", "relay", None)]}]}
+)
 REFUSED = Snapshot(hello={}, sections={"hub": {"state": "rejected", "error": {"message": "spent", "fix": "ask"}}})
 
 FAULTS: Sequence[tuple[Check, dict[str, Any], Level, str, str]] = [
@@ -169,6 +172,7 @@ FAULTS: Sequence[tuple[Check, dict[str, Any], Level, str, str]] = [
         "new key",
     ),
     (network.clock, {"look": lambda: SKEWED}, Level.WARNING, "90.0 s ahead of", "timedatectl"),
+    (network.peers, {"look": lambda: RELAYED}, Level.WARNING, "1 by lan, 2 by relay", "forward the workers' ports"),
     (network.reachable, {"host": "127.0.0.1"}, Level.WARNING, "cannot reach workers at 127.0.0.1", "--host"),
     (network.reachable, {"bind": raising(OSError(99, "not of this machine"))}, Level.FAIL, "cannot listen", "--host"),
     (service.service, {"service": lambda: status(ServiceState.NOT_INSTALLED)}, Level.WARNING, "not inst", "install"),

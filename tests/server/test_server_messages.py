@@ -40,7 +40,7 @@ PROGRESS: dict[str, Any] = {
     "wait_s": 0.0,
     "links": [
         {"peer": -1, "sent": 5, "received": 7},
-        {"peer": 1, "sent": 5, "received": 7, "rtt_ms": 41.5, "rtt_age_s": 2},
+        {"peer": 1, "sent": 5, "received": 7, "rtt_ms": 41.5, "rtt_age_s": 2, "path": "relay", "line_rate": 9},
     ],
     "rss": 1000,
 }
@@ -70,7 +70,7 @@ def test_every_message_of_the_protocol() -> None:
         wait_s=0.0,
         links=(
             LinkBytes(peer=-1, sent=5, received=7),
-            LinkBytes(peer=1, sent=5, received=7, rtt_ms=41.5, rtt_age_s=2.0),
+            LinkBytes(peer=1, sent=5, received=7, rtt_ms=41.5, rtt_age_s=2.0, path="relay", line_rate=9),
         ),
         rss=1000,
     )
@@ -194,9 +194,10 @@ def test_what_the_worker_is_told() -> None:
         "job": topology().job_id,
         "epoch": topology().epoch,
         "members": [
-            {"rank": 0, "node": "n_1", "name": "node-1", "host": "127.0.0.1", "port": 40000},
-            {"rank": 1, "node": "n_2", "name": "node-2", "host": "127.0.0.1", "port": 40001},
+            {"rank": 0, "node": "n_1", "name": "node-1", "host": "127.0.0.1", "hosts": [], "port": 40000},
+            {"rank": 1, "node": "n_2", "name": "node-2", "host": "127.0.0.1", "hosts": [], "port": 40001},
         ],
+        "relay": "",
         "certificate": {"rank": 1, "certificate_pem": "pem", "authority_pem": "authority"},
     }
     assert drain_line(90) == b'{"type":"drain","seconds":90}\n'

@@ -155,7 +155,15 @@ RUNNING = picture(
             progress=progress(4),
             links=(
                 LinkRate(
-                    peer=-1, sent=10, received=20, sent_rate=1.26, received_rate=None, rtt_ms=3.251, rtt_age_s=29.0
+                    peer=-1,
+                    sent=10,
+                    received=20,
+                    sent_rate=1.26,
+                    received_rate=None,
+                    rtt_ms=3.251,
+                    rtt_age_s=29.0,
+                    path="relay",
+                    line_rate=1.25e6,
                 ),
             ),
         ),
@@ -272,6 +280,8 @@ def test_all_sections_word_for_word() -> None:
                     "received_rate": None,
                     "rtt_ms": 3.25,
                     "rtt_age_s": 20.0,
+                    "path": "relay",
+                    "line_rate": 1250000.0,
                 }
             ],
             "units": 7,

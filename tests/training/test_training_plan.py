@@ -12,9 +12,20 @@ import torch
 from torch import Tensor, nn
 
 import distensor as ds
-from distensor.core import SYSTEM_CLOCK, DeviceId, Generation, Unavailable
-from distensor.core.control import DeviceInfo, DeviceKind, Mesh, MeshMeasures, MeshNode, NodeInfo
+from distensor.core import SYSTEM_CLOCK, DeviceId, Epoch, Generation, JobId, ParallelConfig, Rank, Unavailable
+from distensor.core.control import (
+    DeviceInfo,
+    DeviceKind,
+    MeasuredWay,
+    Member,
+    Mesh,
+    MeshMeasures,
+    MeshNode,
+    NodeInfo,
+    Topology,
+)
 from distensor.core.errors import CaptureError, ConfigError, PlacementError, UserError
+from distensor.core.ids import NodeId
 from distensor.core.pipeline_simulation import LinkSeconds, ideal_bubble
 from distensor.core.problems import SeveralProblemsError
 from distensor.core.reading import Reading
@@ -23,6 +34,7 @@ from distensor.node.held_bytes import counting_held_bytes
 from distensor.program import StageRunner, capture, cut
 from distensor.training import Session
 from distensor.training.counting import count
+from distensor.training.replies import LinkBytes
 
 WIDTH, ROWS = 8, 12
 PARAMETERS = WIDTH * WIDTH + WIDTH
@@ -387,6 +399,34 @@ def test_a_session_adds_what_its_jobs_have_measured_to_what_the_hub_knows() -> N
     measures = MeshMeasures(links={}, speed={"desk": 1.0})
     session.note_measures(measures)
     assert session.query_mesh() == dataclasses.replace(mesh(3), measures=measures)
+
+
+def test_a_session_knows_by_which_way_its_nodes_are_connected() -> None:
+    parallel = ParallelConfig(data_parallel=3)
+    members = tuple(
+        Member(rank=Rank(rank), node_id=NodeId(node), node_name=node, host="h", port=1)
+        for rank, node in enumerate(("attic", "attic", "cellar"))
+    )
+    topology = Topology(job_id=JobId("j"), job_name="j", epoch=Epoch(1), parallel=parallel, members=members)
+    told = {
+        0: [LinkBytes(peer=1, sent=5, path="here"), LinkBytes(peer=2, sent=5, path="lan", rtt_ms=20.0, rtt_age_s=1.0)],
+        1: [
+            LinkBytes(peer=2, sent=5, path="relay", rtt_ms=45.0, rtt_age_s=3.0),
+            LinkBytes(peer=-1, sent=1, path="lan"),
+        ],
+        2: [LinkBytes(peer=1, sent=5, path="relay", line_rate=1.25e6), LinkBytes(peer=0, sent=5)],
+    }
+    session = Session(client=cast("Any", SimpleNamespace(query_mesh=lambda: mesh(3))), cluster=None, clock=SYSTEM_CLOCK)
+    assert isinstance(session.query_mesh().ways, Unavailable)
+    session.note_links(topology, told)
+    seen = session.query_mesh()
+    assert seen.ways == {
+        ("attic", "cellar"): MeasuredWay(path="relay", rate=1.25e6, rtt=0.045, age=3.0),
+        ("cellar", "attic"): MeasuredWay(path="relay"),
+    }
+    assert isinstance(seen.links, Unavailable)
+    words = [line.split() for line in str(seen).splitlines()]
+    assert ["attic", "cellar", "relay", "45.0", "ms", "3", "s", "10.0", "Mbit/s"] in words
 
 
 def test_memory_that_nobody_can_tell() -> None:

@@ -57,6 +57,12 @@ def test_a_step_is_read() -> None:
     assert (answer.loss, answer.weight, answer.grad_norm, answer.committed) == (1.5, 8.0, 0.25, True)
     assert answer.links == (LinkBytes(peer=-1, sent=10), LinkBytes(peer=0, sent=0))
     assert answer.memory == RankMemory(weights=8, optimizer=16, peak=32)
+    known = {"peer": 0, "sent": 1, "path": "relay", "rtt_ms": 41.5, "rtt_age_s": 2, "line_rate": None}
+    (link,) = read_step(reply({**GOOD, "links": [known]}), RANKS).links
+    assert link == LinkBytes(peer=0, sent=1, path="relay", rtt_ms=41.5, rtt_age_s=2.0)
+    for wrong in ({"path": "tunnel"}, {"path": 5}, {"rtt_ms": -1}, {"line_rate": "fast"}):
+        with pytest.raises(WorkerFailedError, match=next(iter(wrong))):
+            read_step(reply({**GOOD, "links": [{**known, **wrong}]}), RANKS)
 
 
 def test_what_a_rank_measured_is_read() -> None:

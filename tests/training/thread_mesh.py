@@ -194,6 +194,8 @@ class ThreadSession:
         self.connections.append(ThreadConnection(parallel, self.planes, self._servers, self._reader))
         return self.connections[-1]
 
+    def note_links(self, topology: Any, links: Any) -> None: ...
+
     def note_measures(self, measures: Any) -> None:
         self.measures = measures
 

@@ -6,6 +6,7 @@ import ipaddress
 import os
 import re
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from distensor.core.errors import ConfigError
 
@@ -39,6 +40,16 @@ def parse_address(text: str, *, allow_port_zero: bool = False) -> HubAddress:
     if ":" in host and not text.startswith("["):
         raise ConfigError(f"address {text[:200]!r}: write an IPv6 host in brackets, for example [::1]:50051")
     return HubAddress(host=host, port=int(port))
+
+
+def host_of_peer(peer: str) -> str:
+    """The address in gRPC's word for the other end ("ipv4:192.0.2.1:5", "ipv6:%5B::1%5D:5"); empty for any other."""
+    kind, _, rest = unquote(peer).partition(":")
+    host = rest.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    try:
+        return str(ipaddress.ip_address(host.partition("%")[0])) if kind in ("ipv4", "ipv6") else ""
+    except ValueError:
+        return ""
 
 
 def is_local(host: str) -> bool:

@@ -6,7 +6,7 @@ sizes within limits, or `HubProtocolError` names the field and what was in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from distensor.comm.messages import JobRef
@@ -39,6 +39,9 @@ E = TypeVar("E", DeviceKind, JobState, WorkerState)
 
 LONGEST_TEXT = 1024
 MOST_RATE = 1e24
+MOST_HOSTS = 8
+LONGEST_HOST = 64
+"""Of a further address: the topology of a thousand ranks has to stay below the largest message."""
 MOST_DEVICES = 64
 MOST_SLOTS = 256
 MOST_RANKS = 1024
@@ -168,6 +171,7 @@ def write_node(info: NodeInfo) -> pb.NodeDescription:
         version=info.version,
         devices=[_write_device(device) for device in info.devices],
         node_id=info.node_id,
+        hosts=info.hosts,
     )
 
 
@@ -182,7 +186,13 @@ def read_node(message: pb.NodeDescription) -> NodeInfo:
         version=read_text(message.version, "version", 64),
         devices=devices,
         node_id=NodeId(read_name(message.node_id, "node_id")) if message.HasField("node_id") else None,
+        hosts=_read_hosts(message.hosts),
     )
+
+
+def _read_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
+    _read_count(len(hosts), "number of further addresses", 0, MOST_HOSTS)
+    return tuple(read_text(host, "further address", LONGEST_HOST) for host in hosts)
 
 
 def write_ref(job_id: JobId, epoch: Epoch, rank: Rank) -> pb.JobRef:
@@ -248,10 +258,12 @@ def write_topology(topology: Topology, certificates: Iterable[Certificate] = ())
                 node_name=member.node_name,
                 host=member.host,
                 port=member.port,
+                hosts=member.hosts,
             )
             for member in topology.members
         ],
         certificates=[write_certificate(certificate) for certificate in certificates],
+        relay=topology.relay,
     )
 
 
@@ -262,6 +274,7 @@ def read_topology(message: pb.TopologyMessage) -> Topology:
         epoch=Epoch(message.epoch),
         parallel=read_parallel(message.parallel),
         members=tuple(_read_member(member) for member in message.members),
+        relay=read_text(message.relay, "relay", 300),
     )
     if [member.rank for member in topology.members] != list(range(topology.parallel.world_size)):
         raise HubProtocolError(
@@ -278,6 +291,7 @@ def _read_member(message: pb.MemberMessage) -> Member:
         node_name=read_name(message.node_name, "node_name"),
         host=read_text(message.host, "host", 255),
         port=_read_count(message.port, "port", 1, 65535),
+        hosts=_read_hosts(message.hosts),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from distensor.core.ids import DeviceId, Epoch, Generation, JobId, NodeId, Rank, WorkerId
@@ -81,6 +81,15 @@ class NodeInfo:
     devices: tuple[DeviceInfo, ...]
     node_id: NodeId | None = None
     """None until the hub has given one; kept by the node from then on."""
+    hosts: tuple[str, ...] = ()
+    """Further addresses of its workers, the likeliest first."""
+    seen_host: str = ""
+    """From where the hub sees it; the hub's own word, never taken from a node."""
+
+    @property
+    def all_hosts(self) -> tuple[str, ...]:
+        """Every address at which its workers may be reached, the likeliest first."""
+        return tuple(dict.fromkeys(host for host in (self.host, *self.hosts, self.seen_host) if host))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +105,20 @@ class MeshNode:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredWay:
+    """The connection from one node to another as both ends saw it; a figure is None while it is not measured.
+
+    `path` is one of here, lan, ipv6, public and relay. `rate` is bytes a second of the newest large message in this
+    direction. The round trip (seconds) was measured `age` seconds before the newest step ended.
+    """
+
+    path: str
+    rate: float | None = None
+    rtt: float | None = None
+    age: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MeshMeasures:
     """What the ranks of a job have measured, by the names of their nodes.
 
@@ -105,6 +128,8 @@ class MeshMeasures:
 
     links: Mapping[tuple[str, str], LinkSeconds]
     speed: Mapping[str, float]
+    ways: Mapping[tuple[str, str], MeasuredWay] = field(default_factory=dict)
+    """(from, to), every pair of nodes of the newest job that are connected."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,12 +158,17 @@ class Mesh:
     @property
     def links(self) -> Reading[Mapping[tuple[str, str], LinkSeconds]]:
         """Seconds of one message of a pipeline between two nodes, (from, to)."""
-        return NOT_MEASURED if self.measures is None else self.measures.links
+        return self.measures.links if self.measures and self.measures.links else NOT_MEASURED
+
+    @property
+    def ways(self) -> Reading[Mapping[tuple[str, str], MeasuredWay]]:
+        """By which way each two nodes of the newest job are connected, what it carries, and its round trip."""
+        return NOT_CONNECTED if self.measures is None or not self.measures.ways else self.measures.ways
 
     @property
     def measured_speed(self) -> Reading[Mapping[str, float]]:
         """Floating-point operations a second of one rank, by node."""
-        return NOT_MEASURED if self.measures is None else self.measures.speed
+        return self.measures.speed if self.measures and self.measures.speed else NOT_MEASURED
 
     def __str__(self) -> str:
         rows = [
@@ -153,18 +183,35 @@ class Mesh:
         return "\n".join([*lines, *_measure_lines(self.measures)])
 
 
+NOT_CONNECTED = Unavailable(reason="not known yet: the ranks of a job tell it with each step")
 NOT_MEASURED = Unavailable(reason="not measured yet: the ranks of a 1F1B pipeline measure it in their first steps")
 
 
 def _measure_lines(measures: MeshMeasures | None) -> list[str]:
-    if measures is None:
-        return [f"links and speed: {NOT_MEASURED.reason}"]
+    ways = [] if measures is None or not measures.ways else [_ways_table(measures.ways)]
+    if measures is None or not measures.links:
+        return [*ways, f"links and speed: {NOT_MEASURED.reason}"]
     links = [
         (one, other, f"{link.latency * 1e3:.2f} ms", f"{link.total * 1e3:.2f} ms")
         for (one, other), link in measures.links.items()
     ]
     speeds = [(node, f"{count_text(speed)}FLOP/s") for node, speed in measures.speed.items()]
-    return [table(("from", "to", "latency", "one message"), links), table(("node", "measured speed"), speeds)]
+    tables = [table(("from", "to", "latency", "one message"), links), table(("node", "measured speed"), speeds)]
+    return [*ways, *tables]
+
+
+def _ways_table(ways: Mapping[tuple[str, str], MeasuredWay]) -> str:
+    rows = [
+        (
+            *ends,
+            way.path,
+            "-" if way.rtt is None else f"{way.rtt * 1e3:.1f} ms",
+            "-" if way.age is None else f"{way.age:.0f} s",
+            "-" if way.rate is None else f"{way.rate * 8 / 1e6:.1f} Mbit/s",
+        )
+        for ends, way in ways.items()
+    ]
+    return table(("from", "to", "way", "round trip", "age", "rate"), rows)
 
 
 def _marked(node: MeshNode) -> list[tuple[DeviceInfo, bool]]:
@@ -243,6 +290,8 @@ class Member:
     node_name: str
     host: str
     port: int
+    hosts: tuple[str, ...] = ()
+    """Further addresses, the likeliest first; the port is the same."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -254,6 +303,8 @@ class Topology:
     epoch: Epoch
     parallel: ParallelConfig
     members: tuple[Member, ...]
+    relay: str = ""
+    """host:port of the relay for members whom no address leads to; empty where the hub knows none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -40,6 +40,8 @@ class HubConfig:
     node_tokens: int | None = None
     """How many node tokens to make; None makes one for a hub that has no node yet."""
     patience: Patience = DEFAULT_PATIENCE
+    relay: str = ""
+    """host:port of a relay; told to the members of every job."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +134,7 @@ async def _working(
         signer=authority,
         new_job_id=new_job_id,
         patience=config.patience,
+        relay=config.relay,
         now=clock.monotonic(),
     )
     writer = Writer(store, clock, lambda error: log(f"cannot write, trying again: {error}"))

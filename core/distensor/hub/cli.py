@@ -78,6 +78,13 @@ def _address(text: str) -> HubAddress:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def _relay_address(text: str) -> str:
+    try:
+        return str(parse_address(text))
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _state_option(parser: argparse.ArgumentParser) -> None:
     default = Path(platformdirs.user_state_dir("distensor")) / "hub"
     parser.add_argument(
@@ -102,6 +109,12 @@ def _hub_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--advertise", metavar="HOST", help="the host name or address by which nodes reach this machine"
+    )
+    parser.add_argument(
+        "--relay",
+        type=_relay_address,
+        metavar="HOST:PORT",
+        help="tell the members of jobs of this relay (see `distensor relay`), for those who cannot reach each other",
     )
     parser.add_argument(
         "--node-tokens", type=_count, metavar="N", help="make N join tokens for nodes (1 when there is no node yet)"
@@ -134,6 +147,7 @@ def _hub(options: argparse.Namespace) -> int:
         listen=options.listen,
         advertise=options.advertise,
         node_tokens=options.node_tokens,
+        relay=options.relay or "",
     )
     asyncio.run(_run(config, as_json=options.json, exit_with_stdin=options.exit_with_stdin))
     return Exit.OK

@@ -24,6 +24,8 @@ from distensor.core.control import (
 from distensor.core.ids import DRIVER_RANK, Epoch, JobId, NodeId, Rank
 from distensor.hub.records import JobRecord, RankRecord
 
+MOST_FURTHER_HOSTS = 5
+"""Addresses of a member beside the first one: the topology of a thousand ranks has to fit into a message."""
 _DOWN = frozenset({WorkerState.STARTING, WorkerState.EXITED, WorkerState.BACKOFF, WorkerState.BROKEN})
 
 
@@ -84,8 +86,8 @@ def not_ready(job: JobRecord) -> list[RankRecord]:
     return [rank for rank in job.ranks if rank.port is None]
 
 
-def topology_of(job: JobRecord, nodes: Mapping[NodeId, NodeInfo]) -> Topology:
-    """All members of a running job."""
+def topology_of(job: JobRecord, nodes: Mapping[NodeId, NodeInfo], relay: str = "") -> Topology:
+    """All members of a running job, and the relay for those whom no address leads to."""
     return Topology(
         job_id=job.job_id,
         job_name=job.name,
@@ -98,9 +100,11 @@ def topology_of(job: JobRecord, nodes: Mapping[NodeId, NodeInfo]) -> Topology:
                 node_name=nodes[rank.node_id].name,
                 host=nodes[rank.node_id].host,
                 port=rank.port or 0,
+                hosts=nodes[rank.node_id].all_hosts[1 : 1 + MOST_FURTHER_HOSTS],
             )
             for rank in job.ranks
         ),
+        relay=relay,
     )
 
 
@@ -112,7 +116,7 @@ def certificates_of(job: JobRecord, node_id: NodeId, authority_pem: str) -> tupl
     )
 
 
-def update_of(job: JobRecord, nodes: Mapping[NodeId, NodeInfo], authority_pem: str) -> JobUpdate:
+def update_of(job: JobRecord, nodes: Mapping[NodeId, NodeInfo], authority_pem: str, relay: str = "") -> JobUpdate:
     """What the trainer is told."""
     running = job.state is JobState.RUNNING
     return JobUpdate(
@@ -120,7 +124,7 @@ def update_of(job: JobRecord, nodes: Mapping[NodeId, NodeInfo], authority_pem: s
         state=job.state,
         epoch=job.epoch,
         reason=job.reason,
-        topology=topology_of(job, nodes) if running else None,
+        topology=topology_of(job, nodes, relay) if running else None,
         certificate=Certificate(
             rank=DRIVER_RANK,
             certificate_pem=job.driver_certificate_pem,

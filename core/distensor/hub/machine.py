@@ -97,7 +97,9 @@ class HubMachine:
         new_job_id: Callable[[], JobId],
         patience: Patience,
         now: float,
+        relay: str = "",
     ) -> None:
+        self._relay = relay
         self.generation = generation
         self.patience = patience
         self._signer = signer
@@ -174,7 +176,7 @@ class HubMachine:
 
     def _grant(self, session: SessionId, node_id: NodeId, job: JobRecord) -> Effect:
         grant = TopologyGrant(
-            topology=jobs.topology_of(job, self._infos(job)),
+            topology=jobs.topology_of(job, self._infos(job), self._relay),
             certificates=jobs.certificates_of(job, node_id, self._signer.authority_pem),
         )
         return Send(session=session, message=grant)
@@ -350,7 +352,7 @@ class HubMachine:
 
     def update(self, job: JobRecord) -> Publish:
         """The present state of a job, for a watcher that has just come."""
-        return Publish(update=jobs.update_of(job, self._infos(job), self._signer.authority_pem))
+        return Publish(update=jobs.update_of(job, self._infos(job), self._signer.authority_pem, self._relay))
 
     # Time
 

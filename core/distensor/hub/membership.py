@@ -158,7 +158,8 @@ class Membership:
 
 
 def _describe(node: _Node, info: NodeInfo) -> list[Effect]:
-    info = replace(info, node_id=node.record.node_id)
+    seen = info.seen_host or node.record.info.seen_host
+    info = replace(info, node_id=node.record.node_id, seen_host=seen)
     if info == node.record.info:
         return []
     node.record = replace(node.record, info=info)

@@ -24,6 +24,8 @@ def info_from_json(text: str) -> NodeInfo:
         version=fields["version"],
         devices=tuple(_device(device) for device in fields["devices"]),
         node_id=NodeId(fields["node_id"]),
+        hosts=tuple(fields.get("hosts", ())),
+        seen_host=fields.get("seen_host", ""),
     )
 
 

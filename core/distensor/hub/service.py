@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from distensor.comm.address import host_of_peer, is_loopback
 from distensor.comm.messages import Claims, ClaimsAnswer, Goodbye, Heartbeat, NodeToHub, Register, Rejected, Welcome
 from distensor.comm.server import Bearer, NodeSession, Principal
 from distensor.comm.tokens import Role
@@ -137,6 +138,9 @@ class HubService:
         number = SessionId(self._next_session)
         self._sessions[number] = session
         self._ids[session] = number
+        host = host_of_peer(session.peer)
+        seen = replace(register.info, seen_host="" if is_loopback(host) else host)
+        register = replace(register, info=seen)
         self._apply(self._machine.join(number, node_id, register, self._clock.monotonic()))
 
     async def _admit(self, token_hash: str, register: Register) -> tuple[NodeId, str]:

@@ -57,7 +57,8 @@ class WorkerAssignment:
 class PeerPlace:
     rank: Rank
     node_name: str
-    host: str
+    hosts: tuple[str, ...]
+    """Its addresses, the likeliest first."""
     port: int
 
 
@@ -70,6 +71,8 @@ class TopologyOrder:
     members: tuple[PeerPlace, ...]
     certificate_pem: str
     authority_pem: str
+    relay: str = ""
+    """host:port of a relay, or empty."""
 
 
 def parse_assignment(data: Mapping[str, Any]) -> WorkerAssignment:
@@ -105,7 +108,14 @@ def parse_topology(data: Mapping[str, Any]) -> TopologyOrder:
         members=tuple(map(_place, _get(data, "members", list))),
         certificate_pem=_get(certificate, "certificate_pem", str),
         authority_pem=_get(certificate, "authority_pem", str),
+        relay=_get({"relay": "", **data}, "relay", str),
     )
+
+
+def _texts(data: Mapping[str, Any], key: str) -> list[str]:
+    """A list of texts; an older supervisor leaves it out."""
+    values = _get({key: [], **data}, key, list)
+    return [_get({key: value}, key, str) for value in values]
 
 
 def _place(member: Any) -> PeerPlace:
@@ -114,7 +124,7 @@ def _place(member: Any) -> PeerPlace:
     return PeerPlace(
         rank=Rank(_get(member, "rank", int)),
         node_name=_get(member, "node", str),
-        host=_get(member, "host", str),
+        hosts=(_get(member, "host", str), *_texts(member, "hosts")),
         port=_get(member, "port", int),
     )
 

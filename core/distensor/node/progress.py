@@ -83,8 +83,9 @@ class ProgressReporter:
         rss = self._process.memory_info().rss
         self._emitter.emit("progress", **self._figures, links=self.links(), rss=rss)
 
-    def links(self) -> list[dict[str, float | None]]:
-        """Bytes so far to and from each peer, as counted on the sockets; the round trip and how old it is."""
+    def links(self) -> list[dict[str, Any]]:
+        """Bytes so far to and from each peer, as counted on the sockets; the round trip and how old it is; by which way
+        the peer is reached, and at how many bytes a second its last large message came."""
         if self._plane is None:
             return []
         now = self._clock.monotonic()
@@ -95,6 +96,8 @@ class ProgressReporter:
                 "received": stats.bytes_received,
                 "rtt_ms": None if stats.rtt_seconds is None else round(1000 * stats.rtt_seconds, 3),
                 "rtt_age_s": None if stats.rtt_at is None else round(max(0.0, now - stats.rtt_at), 1),
+                "path": stats.path,
+                "line_rate": None if stats.receive_rate is None else round(stats.receive_rate),
             }
             for peer, stats in sorted(self._plane.stats().items())
         ]

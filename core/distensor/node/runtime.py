@@ -23,7 +23,17 @@ from distensor.node.pacer import Pacer
 from distensor.node.progress import ProgressReporter
 from distensor.node.replica_meter import ReplicaMeter
 from distensor.node.snapshots import SnapshotServer, restore, take_snapshot
-from distensor.transport import Address, Channel, Credentials, DataPlane, Listener, LocalMeeting, PeerId, Timeouts
+from distensor.transport import (
+    Channel,
+    Credentials,
+    DataPlane,
+    Listener,
+    LocalMeeting,
+    PeerId,
+    Timeouts,
+    places_at,
+    relay_at,
+)
 from distensor.transport.driver import ABORT_SEQUENCE, Command, ReplyCode, receive_named, send_named
 
 if TYPE_CHECKING:
@@ -87,13 +97,12 @@ class WorkerRuntime:
             ),
             listener=listener,
             peers={
-                member.rank: Address(host=member.host, port=member.port)
-                for member in order.members
-                if member.rank != me.rank
+                member.rank: places_at(member.hosts, member.port) for member in order.members if member.rank != me.rank
             },
             timeouts=self._timeouts,
             clock=self._clock,
             local=LocalMeeting(),
+            relay=relay_at(order.relay),
         )
         try:
             self._emitter.emit("connected")

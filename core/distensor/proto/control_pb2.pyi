@@ -164,12 +164,17 @@ class NodeDescription(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
     NODE_ID_FIELD_NUMBER: _builtins.int
+    HOSTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     host: _builtins.str
     version: _builtins.str
     node_id: _builtins.str
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Device]: ...
+    @_builtins.property
+    def hosts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Further addresses of its workers, the likeliest first."""
+
     def __init__(
         self,
         *,
@@ -178,10 +183,11 @@ class NodeDescription(_message.Message):
         version: _builtins.str = ...,
         devices: _abc.Iterable[Global___Device] | None = ...,
         node_id: _builtins.str | None = ...,
+        hosts: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_node_id", b"_node_id", "node_id", b"node_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_id", b"_node_id", "devices", b"devices", "host", b"host", "name", b"name", "node_id", b"node_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_id", b"_node_id", "devices", b"devices", "host", b"host", "hosts", b"hosts", "name", b"name", "node_id", b"node_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__node_id: _TypeAlias = _typing.Literal["node_id"]  # noqa: Y015
     _WhichOneofArgType__node_id: _TypeAlias = _typing.Literal["_node_id", b"_node_id"]  # noqa: Y015
@@ -615,11 +621,14 @@ class MemberMessage(_message.Message):
     NODE_NAME_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     PORT_FIELD_NUMBER: _builtins.int
+    HOSTS_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     node_id: _builtins.str
     node_name: _builtins.str
     host: _builtins.str
     port: _builtins.int
+    @_builtins.property
+    def hosts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -628,10 +637,11 @@ class MemberMessage(_message.Message):
         node_name: _builtins.str = ...,
         host: _builtins.str = ...,
         port: _builtins.int = ...,
+        hosts: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "node_id", b"node_id", "node_name", b"node_name", "port", b"port", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "hosts", b"hosts", "node_id", b"node_id", "node_name", b"node_name", "port", b"port", "rank", b"rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -672,9 +682,12 @@ class TopologyMessage(_message.Message):
     PARALLEL_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     CERTIFICATES_FIELD_NUMBER: _builtins.int
+    RELAY_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     job_name: _builtins.str
     epoch: _builtins.int
+    relay: _builtins.str
+    """host:port; empty where there is none."""
     @_builtins.property
     def parallel(self) -> Global___Parallel: ...
     @_builtins.property
@@ -692,10 +705,11 @@ class TopologyMessage(_message.Message):
         parallel: Global___Parallel | None = ...,
         members: _abc.Iterable[Global___MemberMessage] | None = ...,
         certificates: _abc.Iterable[Global___CertificateMessage] | None = ...,
+        relay: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["parallel", b"parallel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificates", b"certificates", "epoch", b"epoch", "job_id", b"job_id", "job_name", b"job_name", "members", b"members", "parallel", b"parallel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificates", b"certificates", "epoch", b"epoch", "job_id", b"job_id", "job_name", b"job_name", "members", b"members", "parallel", b"parallel", "relay", b"relay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

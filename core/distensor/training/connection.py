@@ -26,7 +26,6 @@ from distensor.core.errors import (
 from distensor.training.replies import Reply
 from distensor.training.snapshot_reading import SnapshotReader
 from distensor.transport import (
-    Address,
     Channel,
     Credentials,
     DataPlane,
@@ -36,6 +35,8 @@ from distensor.transport import (
     PeerId,
     Tag,
     Timeouts,
+    places_at,
+    relay_at,
 )
 from distensor.transport.driver import ABORT_SEQUENCE, PART_BYTES, Command, ReplyCode, finish_named, send_named
 
@@ -383,9 +384,10 @@ def _dial(
             authority_pem=certificate.authority_pem,
         ),
         listener=None,
-        peers={member.rank: Address(host=member.host, port=member.port) for member in topology.members},
+        peers={m.rank: places_at((m.host, *m.hosts), m.port) for m in topology.members},
         timeouts=timeouts,
         limits=limits,
         clock=clock,
         local=LocalMeeting(),
+        relay=relay_at(topology.relay),
     )

@@ -62,6 +62,7 @@ class TrainingJob:
         receipts: ReceiptSender,
         clock: Clock,
         note_measures: Callable[[MeshMeasures], None],
+        note_links: Callable[[Topology, Mapping[int, Sequence[LinkBytes]]], None] | None = None,
         optimizer: OptimizerSpec | None = None,
     ) -> None:
         self._optimizer = optimizer
@@ -73,6 +74,7 @@ class TrainingJob:
         self._receipts = receipts
         self._clock = clock
         self._note_measures = note_measures
+        self._note_links = note_links
         self._measured = False
         self._apart = False
         self._row_inputs = row_major(pieces.first.batch_inputs)
@@ -121,6 +123,7 @@ class TrainingJob:
             clock=session.clock,
             optimizer=optimizer,
             note_measures=session.note_measures,
+            note_links=session.note_links,
         )
         try:
             job._load(optimizer)
@@ -179,6 +182,8 @@ class TrainingJob:
             number, lr, answers, seconds, after[0] - before[0], after[1] - before[1], depths, _slowest(replies, answers)
         )
         self._rank_links = {reply.rank: answer.links for reply, answer in zip(replies, answers, strict=True)}
+        if self._note_links is not None:
+            self._note_links(self.topology, self._rank_links)
         result = self._replicas.complete(result, replies, answers)
         figures = {reply.rank: answer.figures for reply, answer in zip(replies, answers, strict=True)}
         self._pacer.observe(figures, max(map(len, parts)))

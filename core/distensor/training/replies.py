@@ -12,6 +12,7 @@ from distensor.core.errors import WorkerFailedError
 from distensor.core.pipeline_simulation import LinkSeconds
 from distensor.core.warm_up import RankFigures
 from distensor.training.results import RankMemory
+from distensor.transport import PathKind
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     Layout: TypeAlias = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
     """Tensors by name: dtype and shape."""
 
+_LINK_FIGURES = ("rtt_ms", "rtt_age_s", "line_rate")
 MAX_BYTES = 1 << 63
 ALIGNMENT_ROOM = 16
 """Bytes that a tensor may take on the wire beyond its elements."""
@@ -45,10 +47,17 @@ class LossReply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkBytes:
-    """Bytes that a rank has sent to a peer since the job started."""
+    """Bytes that a rank has sent to a peer since the job started, and what it knows of the way to it.
+
+    `rtt_ms` was measured `rtt_age_s` ago; `line_rate` is bytes a second of the newest large message from the peer.
+    """
 
     peer: int
     sent: int
+    path: str = ""
+    rtt_ms: float | None = None
+    rtt_age_s: float | None = None
+    line_rate: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,4 +240,9 @@ def _link(reply: Reply, item: object, is_peer: Callable[[object], bool]) -> Link
     peer, sent = (item.get("peer"), item.get("sent")) if isinstance(item, dict) else (None, None)
     if type(peer) is not int or not is_peer(peer) or type(sent) is not int or not 0 <= sent < MAX_BYTES:
         _wrong(reply, "links", item, "a peer of this job and the bytes sent to it")
-    return LinkBytes(peer=peer, sent=sent)
+    inner = replace(reply, meta=item if isinstance(item, dict) else {})
+    path = inner.meta.get("path") or ""
+    if path not in ("", *PathKind):
+        _wrong(reply, "path", path, f"one of {', '.join(PathKind)}")
+    figures = {key: None if inner.meta.get(key) is None else _amount(inner, key) for key in _LINK_FIGURES}
+    return LinkBytes(peer=peer, sent=sent, path=str(path), **figures)

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from distensor.comm import HubClient
 from distensor.core import SYSTEM_CLOCK, Clock, ParallelConfig
-from distensor.core.control import Mesh, MeshMeasures
+from distensor.core.control import Mesh, MeshMeasures, Topology
 from distensor.core.errors import ConfigError, SessionError, UnsupportedOptionError
 from distensor.training.connection import JobConnection
 from distensor.training.local import LocalCluster
 from distensor.transport import Timeouts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from distensor.training.replies import LinkBytes
 
 START_SECONDS = 120.0
 """How long a job may take from its submission until all its workers are ready."""
@@ -46,10 +48,24 @@ class Session:
         self._jobs: list[Job] = []
         self._closed = False
         self._measures: MeshMeasures | None = None
+        self._told_links: tuple[Topology, Mapping[int, Sequence[LinkBytes]]] | None = None
 
     def query_mesh(self) -> Mesh:
         """What the hub knows, and what a job of this session has measured."""
-        return dataclasses.replace(self.client.query_mesh(), measures=self._measures)
+        return dataclasses.replace(self.client.query_mesh(), measures=self._all_measures())
+
+    def _all_measures(self) -> MeshMeasures | None:
+        if self._told_links is None:
+            return self._measures
+        from distensor.training.measures import measured_ways
+
+        ways = measured_ways(*self._told_links)
+        measures = self._measures or MeshMeasures(links={}, speed={})
+        return dataclasses.replace(measures, ways=ways)
+
+    def note_links(self, topology: Topology, links: Mapping[int, Sequence[LinkBytes]]) -> None:
+        """What the ranks of the newest job told of their connections in its newest step."""
+        self._told_links = topology, links
 
     def note_measures(self, measures: MeshMeasures) -> None:
         """The newest job's; they are kept when it has ended."""

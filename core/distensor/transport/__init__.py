@@ -6,6 +6,7 @@ from distensor.transport.link import SendHandle
 from distensor.transport.listener import Listener
 from distensor.transport.local_lanes import LocalMeeting
 from distensor.transport.plane import DataPlane
+from distensor.transport.relayed import relay_at
 from distensor.transport.types import (
     Address,
     Buffer,
@@ -14,9 +15,11 @@ from distensor.transport.types import (
     FrameLimits,
     LinkStats,
     Message,
+    PathKind,
     PeerId,
     Tag,
     Timeouts,
+    places_at,
 )
 
 __all__ = [
@@ -34,4 +37,7 @@ __all__ = [
     "Timeouts",
     "FrameLimits",
     "LinkStats",
+    "PathKind",
+    "places_at",
+    "relay_at",
 ]

@@ -32,7 +32,8 @@ class Listener:
         """
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            bound = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+            both = host == "::" and socket.has_dualstack_ipv6()  # all interfaces means IPv4 too
+            bound = socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on {Address(host=host, port=port)}: {error}; choose an address of this machine and a "

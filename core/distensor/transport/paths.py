@@ -32,6 +32,7 @@ def path_of(address: Address) -> PathKind:
         host = ipaddress.ip_address(address.host.partition("%")[0])
     except ValueError:
         return PathKind.HERE if address.host == "localhost" else PathKind.PUBLIC
+    host = getattr(host, "ipv4_mapped", None) or host  # how a socket of both families shows IPv4
     if host.is_loopback:
         return PathKind.HERE
     if host.is_private or host.is_link_local:

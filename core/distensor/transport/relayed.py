@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from distensor.comm.address import parse_address
 from distensor.comm.relay_words import LONGEST, Role, read_line, read_nonce, write_wish
 from distensor.core.errors import AuthenticationError, HandshakeError, HubProtocolError
 from distensor.transport.types import Address, Credentials
@@ -20,6 +21,18 @@ PARKED = 2
 """Connections of a member that wait to be dialed: a peer opens two, one after the other."""
 CONNECT_SECONDS = 10.0
 _PAUSE = 1.0
+
+
+def relay_at(text: str) -> Address | None:
+    """The relay that a hub named; None for none.
+
+    Raises:
+        ConfigError: not host:port.
+    """
+    if not text:
+        return None
+    address = parse_address(text)
+    return Address(host=address.host, port=address.port)
 
 
 def dial(relay: Address, credentials: Credentials, to: int, raw: socket.socket) -> None:

@@ -21,4 +21,5 @@ def prepare(raw: socket.socket) -> None:
 
 
 def _is_here(host: str) -> bool:
-    return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback

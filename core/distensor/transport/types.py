@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import NamedTuple, TypeAlias
@@ -144,6 +144,11 @@ class LinkStats:
 
 Peers: TypeAlias = Mapping[int, "Address | tuple[Address, ...]"]
 """Where each peer may be reached: one address, or several, the likeliest first."""
+
+
+def places_at(hosts: Iterable[str], port: int) -> tuple[Address, ...]:
+    """One port at several addresses of a machine."""
+    return tuple(Address(host=host, port=port) for host in hosts)
 
 
 def places_of(where: Address | tuple[Address, ...]) -> tuple[Address, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 from distensor.core.errors import SessionError
 from distensor.testing.homenet.net import HomeNet
 
-PORT = 50051
+PORT, RELAY_PORT = 50051, 50052
 _STOP_SECONDS = 20.0
 _LOG_TAIL = 2000
 
@@ -24,6 +24,7 @@ class HomeCluster:
 
     Args:
         nodes: hosts that run a supervisor each, with `workers` workers on the CPU.
+        relay: run a relay on the hub's host, of which the hub tells the members.
         hub_options, node_options: more of the command line, the nodes' by host.
         environment: more variables for all of them.
     """
@@ -37,14 +38,19 @@ class HomeCluster:
         hub: str = "hub",
         workers: int = 1,
         hub_options: Sequence[str] = (),
+        relay: bool = False,
         node_options: Mapping[str, Sequence[str]] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._net, self._folder, self._stack = net, folder, ExitStack()
         self._environment = {**os.environ, **(environment or {})}
         with self._stack:
-            ready = self._start_hub(hub, len(nodes), hub_options)
+            there = f"{net.address(hub)}:{RELAY_PORT}"
+            told = ("--relay", there) if relay else ()
+            ready = self._start_hub(hub, len(nodes), (*told, *hub_options))
             self.trainer_token = str(ready["trainer_token"])
+            if relay:
+                self._start_relay(hub, there, ready)
             for host, token in zip(nodes, ready["node_tokens"], strict=True):
                 self._start_node(host, token, workers, (node_options or {}).get(host, ()))
             self._undo = self._stack.pop_all()
@@ -54,6 +60,11 @@ class HomeCluster:
         words = ["distensor", "hub", "--state", str(self._folder / "hub"), "--listen", listen]
         words += ["--node-tokens", str(tokens), "--json", "--exit-with-stdin", *options]
         return self._start(host, "hub", words, "ready", {})
+
+    def _start_relay(self, host: str, listen: str, ready: Mapping[str, Any]) -> None:
+        words = ["distensor", "relay", "--listen", listen, "--json", "--exit-with-stdin"]
+        words += ["--hub", ready["address"], "--authority", ready["authority_fingerprint"]]
+        self._start(host, "relay", words, "ready", {})
 
     def _start_node(self, host: str, token: str, workers: int, options: Sequence[str]) -> None:
         state = self._folder / host
