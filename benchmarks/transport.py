@@ -4,8 +4,8 @@ Two processes, one machine. Throughput: messages of a size one way, back to back
 MB/s. Round trips: a message there and one back, in microseconds. All-reduce: a float32 tensor of that size in two
 processes, MB/s of its bytes. `local` is the data plane between processes of one user on one machine, which leaves TLS.
 
-All columns of a row are taken in turns, so that they see the same machine; a figure is the best of the rounds, and the ratio
-of ours to raw TLS of the same Python is the median of the ratios within a round. The bar is 0.9 from 64 KB up.
+All columns of a row are taken in turns, so that they see the same machine; a figure is the best of the rounds, and the
+ratio of ours to raw TLS of the same Python is the median of the ratios within a round. The bar is 0.9 from 64 KB up.
 
     python benchmarks/transport.py [--quick]
 """

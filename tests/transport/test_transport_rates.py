@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transport_kit import Authority, local_meeting, mesh
+from transport_kit import QUICK, Authority, local_meeting, mesh
 
+from distensor.core.errors import TransportTimeoutError
 from distensor.testing.clock import FakeClock
 from distensor.transport.rates import BURST_SECONDS, RateLimit
 from distensor.transport.types import Channel, Tag
@@ -95,3 +97,19 @@ def test_a_capped_plane_carries_the_same_bytes(local: bool, tmp_path: Path) -> N
         planes[0].limit_rates(send=None, receive=None)
         planes[0].send(1, Tag(Channel.META, 8), b"", [payload]).wait(30.0)
         assert bytes(planes[1].recv(0, Tag(Channel.META, 8), 30.0).body) == payload
+
+
+@pytest.mark.parametrize("capped", ["send", "receive"])
+def test_a_capped_peer_stays_heard(capped: str) -> None:
+    """One message takes far longer than a peer may be silent, whichever end has the cap."""
+    with mesh(Authority(), 2, timeouts=replace(QUICK, silent=1.2)) as planes:
+        planes[0].limit_rates(send=4e3 if capped == "send" else None, receive=None)
+        planes[1].limit_rates(send=None, receive=4e3 if capped == "receive" else None)
+        planes[0].send(1, Tag(Channel.META, 7), b"", [bytes(1 << 20)])
+        with pytest.raises(TransportTimeoutError):
+            planes[1].recv(0, Tag(Channel.META, 7), 3.0)
+        assert not planes[0].lost()
+        assert not planes[1].lost()
+        for plane in planes.values():
+            plane.limit_rates(send=None, receive=None)
+        assert len(planes[1].recv(0, Tag(Channel.META, 7), 30.0).body) == 1 << 20
