@@ -191,8 +191,8 @@ def orders() -> list[Decoder]:
         lambda h, b: _split(*decode_named(Message(h, b))),
         *(_message(*encode_named(tensors, {"micro_batches": 2})) for tensors in (batches, parts)),
     )
-    spec = SparseSpec(rule=SparseRule.DISTRO, k=8)
-    optimizers = (PLAN["optimizer"], OptimizerSpec(name="adamw", lr=0.1, options={}, sparse=spec).to_json())
+    specs = [SparseSpec(rule=rule) for rule in SparseRule]
+    optimizers = (PLAN["optimizer"], OptimizerSpec(name="adamw", lr=0.1, options={}, sparse=specs[0]).to_json())
     return [
         of_json("node.orders:parse_plan", parse_plan, PLAN, {**PLAN, "optimizer": optimizers[1]}),
         of_json("node.orders:parse_step", parse_step, STEP),
@@ -210,7 +210,7 @@ def orders() -> list[Decoder]:
         of_json("training.replies:read_loss", lambda value: read_loss(reply(value)), ANSWER),
         of_json("training.replies:read_step", lambda value: read_step(reply(value), range(2)), ANSWER),
         of_json("optim.spec:OptimizerSpec.from_json", OptimizerSpec.from_json, *optimizers),
-        of_json("optim.sparse_spec:SparseSpec.from_json", SparseSpec.from_json, spec.to_json()),
+        of_json("optim.sparse_spec:SparseSpec.from_json", SparseSpec.from_json, *(spec.to_json() for spec in specs)),
         of_json("optim.schedules:LrSchedule.from_json", LrSchedule.from_json, LrSchedule(curve="cosine").to_json()),  # type: ignore[arg-type]
     ]  # fmt: skip
 

@@ -24,6 +24,9 @@ SOAK_INPUTS = int(os.environ.get("DISTENSOR_FUZZ_INPUTS", "100000"))
 SEED = int(os.environ.get("DISTENSOR_FUZZ_SEED", "1"))
 
 
+pytestmark = pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")
+"""Certificates with strange serial numbers still load, and are refused for what else is wrong with them."""
+
 Registry = Mapping[str, Sequence[Decoder]]
 
 

@@ -121,6 +121,7 @@ LIES: list[tuple[str, Callable[[dict[str, Any]], None], str]] = [
     ("stages without end", _set("stages", 10**30), "expected an integer from 1"),
     ("previous of the first", _set("inputs/0/source", "previous"), "stage 0 has no previous stage"),
     ("source unknown", _set("inputs/0/source", "internet"), "source of batch, previous"),
+    ("source that is a list", _set("inputs/0/source", ["batch"]), "source of batch, previous"),
     ("dim unknown", _set("inputs/0/shape/0", {"s": "planet"}), "'planet', which is none of the dims"),
     ("dim twice", lambda d: d["dims"].append(d["dims"][0]), "dim 'batch' is declared twice"),
     ("dim example out of range", _set("dims/0/3", 0), "dim batch example: 0"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any
 
 from distensor.core.errors import ConfigError
+from distensor.core.numbers import is_finite
 from distensor.core.update_bytes import CHUNK, check_share
 
 
@@ -113,16 +113,12 @@ class SparseSpec:
         return cls(**{**data, "rule": SparseRule(data["rule"]), "average": _average(data["average"])})
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _fraction(value: Any) -> bool:
-    return _is_number(value) and 0 <= value < 1
+    return is_finite(value) and 0 <= value < 1
 
 
 _CHECKS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
@@ -131,14 +127,14 @@ _CHECKS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "value_bits": ("1 or 2", lambda value: _is_whole(value) and value in (1, 2)),
     "clip_messages": (
         "a number of at least 1, or None",
-        lambda value: value is None or (_is_number(value) and value >= 1),
+        lambda value: value is None or (is_finite(value) and value >= 1),
     ),
     "delay": ("True or False", lambda value: isinstance(value, bool)),
     "decay": ("a number in [0, 1)", _fraction),
     "every": ("a whole number of at least 1", lambda value: _is_whole(value) and value >= 1),
-    "outer_lr": ("a positive number", lambda value: _is_number(value) and value > 0),
+    "outer_lr": ("a positive number", lambda value: is_finite(value) and value > 0),
     "outer_momentum": ("a number in [0, 1)", _fraction),
-    "feedback": ("a number in [0, 1]", lambda value: _is_number(value) and 0 <= value <= 1),
+    "feedback": ("a number in [0, 1]", lambda value: is_finite(value) and 0 <= value <= 1),
 }
 
 

@@ -173,7 +173,7 @@ def _decode_dim(value: Any) -> Dim:
 
 
 def _decode_input(value: Any, known: frozenset[str]) -> InputSpec:
-    if not isinstance(value, dict) or value.get("source") not in set(Source):
+    if not isinstance(value, dict) or value.get("source") not in tuple(Source):
         reading.refuse("inputs", value, f"an object with a source of {', '.join(Source)}")
     rest = {key: item for key, item in value.items() if key != "source"}
     return InputSpec(value=_decode_value(rest, "inputs", known), source=Source(value["source"]))
