@@ -130,19 +130,22 @@ class Keeper:
         """Add what the devices of running workers used since the last tick."""
         working = {w.assignment.device_id for w in picture.workers if w.life.state in WORKING}
         watts: dict[str, float | None] = {}
-        self._no_power = {}
+        missing: dict[str, str] = {}
         for device in picture.devices:
             if device.device_id not in working:
                 continue
             if isinstance(device.power_w, Unavailable):
-                self._no_power[device.device_id] = device.power_w.reason
+                missing[device.device_id] = device.power_w.reason
             else:
                 watts[device.device_id] = device.power_w
+        # The reason is shown as long as the gap that it explains: after the work, too.
+        known = {device.device_id for device in picture.devices} - watts.keys()
+        self._no_power = {name: why for name, why in (self._no_power | missing).items() if name in known}
         fixed = self._node.limits.fixed_watts
-        if self._no_power and fixed > 0:
+        if missing and fixed > 0:
             watts[MACHINE] = fixed
-        elif self._no_power:
-            watts.update(dict.fromkeys(self._no_power))
+        elif missing:
+            watts.update(dict.fromkeys(missing))
         hour = hour_of(picture.now)
         for name, used in self._meter.sample(self._node.clock.monotonic(), watts).items():
             self._add(hour, name, used)

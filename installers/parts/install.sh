@@ -162,13 +162,19 @@ make_environment() {
     }
 }
 
-# Minutes without a word look like a fault: on a terminal, how long it takes and how much is there by now.
+# Minutes without a word look like a fault: on a terminal, how long it takes and how much is there by now. pip fetches
+# everything before it unpacks anything.
 show_progress() {
-    local seconds=0
+    local seconds=0 size
     [ -t 1 ] || return 0
     while sleep "${DISTENSOR_PROGRESS_SECONDS:-10}" && kill -0 "$$" 2>/dev/null; do
         seconds=$((seconds + ${DISTENSOR_PROGRESS_SECONDS:-10}))
-        say "   $seconds s, $(du -sm "$APP/$NEW" 2>/dev/null | cut -f 1) MB of about 1400"
+        size="$(du -sm "$APP/$NEW" 2>/dev/null | cut -f 1)" || size=0
+        if [ "${size:-0}" -lt 100 ]; then
+            say "   $seconds s, fetching"
+        else
+            say "   $seconds s, unpacked $size MB of about 1400"
+        fi
     done 9>&- &
     PROGRESS=$!
 }

@@ -150,7 +150,11 @@ def test_on_a_terminal_it_says_how_far_it_is(box: Box, tmp_path: Path) -> None:
     waiting = f"""{text}
 APP="{tmp_path}"; NEW=venv
 show_progress
-while ! grep -q 's, [0-9]* MB' "{tmp_path}/seen"; do sleep 0.1; done
+while ! grep -q 's, fetching' "{tmp_path}/seen"; do sleep 0.1; done
+end_progress
+du() {{ printf '612\\t.\\n'; }}
+show_progress
+while ! grep -q 'unpacked' "{tmp_path}/seen"; do sleep 0.1; done
 end_progress
 ! kill -0 "$PROGRESS" 2>/dev/null && echo ended
 """
@@ -160,5 +164,6 @@ end_progress
     done = subprocess.run(
         words, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60
     )
-    assert "MB of about 1400" in done.stdout
+    assert "1 s, fetching" in done.stdout
+    assert "1 s, unpacked 612 MB of about 1400" in done.stdout
     assert done.stdout.split()[-1] == "ended"

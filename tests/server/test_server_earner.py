@@ -220,6 +220,11 @@ async def test_energy_is_measured_or_the_owners_figure_or_not_available(
             assert (today["millijoules"], today["unmeasured_ms"]) == (None, today["work_ms"])
         expected = {} if source == "measured" else {"cpu": "no RAPL"}
         assert running.sections()["income"]["no_power"] == expected
+        ended = picture_with(running, watts)
+        income.on_tick(replace(ended, workers=()))
+        clock.monotonic_by += 60.0
+        income.on_tick(replace(ended, workers=(), now=ended.now + 60))
+        assert running.sections()["income"]["no_power"] == expected  # the gap is still shown, and so is its reason
 
 
 async def test_an_account_that_cannot_be_opened_stops_nothing(short_dir: Path) -> None:
