@@ -173,7 +173,7 @@ show_progress() {
         if [ "${size:-0}" -lt 100 ]; then
             say "   $seconds s, fetching"
         else
-            say "   $seconds s, unpacked $size MB of about 1400"
+            say "   $seconds s, unpacked $size MB of about 1100"
         fi
     done 9>&- &
     PROGRESS=$!

@@ -165,5 +165,5 @@ end_progress
         words, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60
     )
     assert "1 s, fetching" in done.stdout
-    assert "1 s, unpacked 612 MB of about 1400" in done.stdout
+    assert "1 s, unpacked 612 MB of about 1100" in done.stdout
     assert done.stdout.split()[-1] == "ended"
