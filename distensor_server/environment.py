@@ -27,6 +27,7 @@ NAMES = frozenset(
         "MALLOC_ARENA_MAX",
         "SSL_CERT_FILE",
         "SSL_CERT_DIR",
+        "DISTENSOR_FAULTS",  # faults on purpose, in tests and demonstrations
     }
 )
 PREFIXES = ("LC_",)

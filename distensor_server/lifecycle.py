@@ -1,6 +1,6 @@
 """The life of one worker as a pure state machine: events in, effects out, no clock and no process.
 
-    STARTING --ready--> READY --connected--> RUNNING
+    STARTING --ready--> READY --connected--> RUNNING --ready again, for another epoch--> READY
        ^  \\               \\                   |  drain
        |   +----exit--------+----exit----------+        drain, stop
     BACKOFF <--- may come back ---+            |  +---> DRAINING --exit--> EXITED
@@ -241,6 +241,13 @@ def _ready(life: Life, event: Event, now: float, _policy: RestartPolicy) -> Tran
     return after, (ClearTimer(), ReportReady(port=event.port, csr_pem=event.csr_pem), _report(after))
 
 
+def _ready_again(life: Life, event: Event, _now: float, _policy: RestartPolicy) -> Transition:
+    """It is to go on in another epoch, and has kept what it holds; no timer while it waits for the others."""
+    assert isinstance(event, BecameReady)
+    after = replace(life, state=WorkerState.READY)
+    return after, (ClearTimer(), ReportReady(port=event.port, csr_pem=event.csr_pem), _report(after))
+
+
 def _connected(life: Life, _event: Event, now: float, policy: RestartPolicy) -> Transition:
     after = replace(life, state=WorkerState.RUNNING, worked_at=now)
     watch = (SetTimer(seconds=policy.step_within),) if policy.step_within else ()
@@ -353,10 +360,12 @@ _TABLE: dict[tuple[WorkerState, type[Event]], _Handler] = {
     (_S.STARTING, TimerFired): _too_slow,
     (_S.STARTING, Drain): _stop,
     (_S.STARTING, Stop): _stop,
+    (_S.READY, BecameReady): _ready_again,
     (_S.READY, BecameConnected): _connected,
     (_S.READY, ProcessEnded): _ended,
     (_S.READY, Drain): _stop,
     (_S.READY, Stop): _stop,
+    (_S.RUNNING, BecameReady): _ready_again,
     (_S.RUNNING, Worked): _worked,
     (_S.RUNNING, TimerFired): _maybe_stuck,
     (_S.RUNNING, ProcessEnded): _ended,

@@ -19,8 +19,11 @@ PHASES = ("loading", "training", "waiting")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ready:
+    """`epoch` is the one that it wants to take part in; None for that of its assignment."""
+
     port: int
     csr_pem: str
+    epoch: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,8 +78,12 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
+    """`epoch` and `rank` are those in which the step was done; None for those of the assignment."""
+
     step: int
     micro_batches: int
+    epoch: int | None = None
+    rank: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +136,7 @@ def _ready(fields: Mapping[str, Any]) -> Ready:
     port = _integer(fields, "port")
     if not 1 <= port <= 65535:
         raise ValueError(f"ready: port {port}, expected 1 to 65535")
-    return Ready(port=port, csr_pem=_text(fields, "csr", 16384))
+    return Ready(port=port, csr_pem=_text(fields, "csr", 16384), epoch=_optional(fields, "epoch", _integer))
 
 
 def _connected(_fields: Mapping[str, Any]) -> Connected:
@@ -192,7 +199,12 @@ def _claim(fields: Mapping[str, Any]) -> Claim:
     micro_batches = _integer(fields, "micro_batches")
     if micro_batches < 1:
         raise ValueError("claim: micro_batches 0, expected at least 1")
-    return Claim(step=_integer(fields, "step"), micro_batches=micro_batches)
+    return Claim(
+        step=_integer(fields, "step"),
+        micro_batches=micro_batches,
+        epoch=_optional(fields, "epoch", _integer),
+        rank=_optional(fields, "rank", _integer),
+    )
 
 
 def _note(fields: Mapping[str, Any]) -> Note:
@@ -277,28 +289,39 @@ def _bounded_list(fields: Mapping[str, Any], name: str, read: Callable[[Any], An
 def assign_line(
     assignment: Assignment, *, device_kind: DeviceKind, listen_host: str, memory_limit: int | None, threads: int
 ) -> bytes:
-    parallel = assignment.parallel
     return encode_line(
         {
             "type": "assign",
             "v": 1,
             "job": assignment.job_id,
             "job_name": assignment.job_name,
-            "epoch": assignment.epoch,
-            "rank": assignment.rank,
-            "parallel": {
-                "data_parallel": parallel.data_parallel,
-                "tensor_parallel": parallel.tensor_parallel,
-                "pipeline_parallel": parallel.pipeline_parallel,
-                "context_parallel": parallel.context_parallel,
-                "order": parallel.order,
-            },
+            **_place(assignment),
             "device": {"kind": device_kind.value, "id": assignment.device_id},
             "listen_host": listen_host,
             "memory_limit": memory_limit,
             "threads": threads,
         }
     )
+
+
+def reassign_line(assignment: Assignment) -> bytes:
+    """The worker goes on, with all that it holds, as another rank of a later epoch of its job."""
+    return encode_line({"type": "reassign", "v": 1, **_place(assignment)})
+
+
+def _place(assignment: Assignment) -> dict[str, Any]:
+    parallel = assignment.parallel
+    return {
+        "epoch": assignment.epoch,
+        "rank": assignment.rank,
+        "parallel": {
+            "data_parallel": parallel.data_parallel,
+            "tensor_parallel": parallel.tensor_parallel,
+            "pipeline_parallel": parallel.pipeline_parallel,
+            "context_parallel": parallel.context_parallel,
+            "order": parallel.order,
+        },
+    }
 
 
 def topology_line(topology: Topology, certificate: Certificate) -> bytes:

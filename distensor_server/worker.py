@@ -50,6 +50,7 @@ from distensor_server.messages import (
     Ready,
     drain_line,
     parse_worker_line,
+    reassign_line,
     topology_line,
 )
 from distensor_server.picture import WorkerView
@@ -156,6 +157,13 @@ class Worker:
             if self._process is not None:
                 self._process.send(line)
 
+    def reassign(self, assignment: Assignment, launch: Launch) -> None:
+        """Go on as another rank of a later epoch: the process where there is one, else the one that follows it."""
+        self.assignment, self._launch = assignment, launch
+        if self._process is not None:
+            self._process.send(reassign_line(assignment))
+        self._owner.on_change()
+
     def grant(self, topology: Topology, certificate: Certificate) -> None:
         if self._process is not None:
             self._process.send(topology_line(topology, certificate))
@@ -199,8 +207,9 @@ class Worker:
             self._on_garbage(Garbage(reason=f"a line of over {line.limit} bytes", sample=""))
             return
         match parse_worker_line(line):
-            case Ready(port=port, csr_pem=csr_pem):
-                self._happen(BecameReady(port=port, csr_pem=csr_pem))
+            case Ready() as ready:
+                if ready.epoch in (None, self.assignment.epoch):  # else it has not read yet where it is to go on
+                    self._happen(BecameReady(port=ready.port, csr_pem=ready.csr_pem))
             case Connected():
                 self._happen(BecameConnected())
             case Progress() as progress:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from distensor.core.control import Assignment, Unit, UnitKey, WorkerChange, WorkerReady
+from distensor.core.ids import Epoch, Rank
 from distensor_server.books import Books
 from distensor_server.claims import ClaimBacklog
 from distensor_server.feature import Features
@@ -39,7 +40,9 @@ class WorkerEvents:
         self._node.link.report(report)
 
     def on_claim(self, assignment: Assignment, claim: Claim) -> None:
-        key = UnitKey(job_id=assignment.job_id, epoch=assignment.epoch, step=claim.step, rank=assignment.rank)
+        epoch = assignment.epoch if claim.epoch is None else min(Epoch(claim.epoch), assignment.epoch)
+        rank = assignment.rank if claim.rank is None else Rank(claim.rank)
+        key = UnitKey(job_id=assignment.job_id, epoch=epoch, step=claim.step, rank=rank)
         unit = Unit(key=key, micro_batches=claim.micro_batches)
         kept = self._node.journal.guarded(lambda: self._node.books.claimed(unit))
         self._node.claims.admit(unit, kept=kept)

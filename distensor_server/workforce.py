@@ -84,6 +84,8 @@ class Workforce:
         newest = max((epoch for job, epoch in self._jobs if job == assignment.job_id), default=Epoch(0))
         if assignment.epoch < newest:
             return f"epoch {assignment.epoch} of job {assignment.job_id} is over: this node knows epoch {newest}"
+        if self._go_on(assignment):
+            return None
         device = self._inventory.find(assignment.device_id)
         reason = self._cannot_take(device, assignment)
         if device is None or reason is not None:
@@ -91,6 +93,23 @@ class Workforce:
         self._end_older(assignment)
         self._start(assignment, device)
         return None
+
+    def _go_on(self, assignment: Assignment) -> bool:
+        """Where the process that is to go on as this rank is still here, it does, on the device that it has."""
+        if assignment.continues is None:
+            return False
+        before = (assignment.job_id, Epoch(assignment.epoch - 1), assignment.continues)
+        worker = self._workers.get(before)
+        device = self._inventory.find(assignment.device_id)
+        if worker is None or not worker.life.wanted or device is None:
+            return False
+        job = self._record(assignment)
+        job.units += self._jobs[before[:2]].units
+        self._jobs[before[:2]].units = 0
+        del self._workers[before]
+        self._workers[assignment.job_id, assignment.epoch, assignment.rank] = worker
+        worker.reassign(assignment, self._launch(assignment, device))
+        return True
 
     def _cannot_take(self, device: Device | None, assignment: Assignment) -> str | None:
         if device is None:
@@ -120,12 +139,13 @@ class Workforce:
             if job_id == assignment.job_id and epoch < assignment.epoch:
                 self.release(job_id, epoch, f"superseded by epoch {assignment.epoch}")
 
+    def _record(self, assignment: Assignment) -> JobRecord:
+        fresh = JobRecord(job_id=assignment.job_id, name=assignment.job_name, epoch=assignment.epoch, first=assignment)
+        return self._jobs.setdefault((assignment.job_id, assignment.epoch), fresh)
+
     def _start(self, assignment: Assignment, device: Device) -> None:
         membership = (assignment.job_id, assignment.epoch)
-        if membership not in self._jobs:
-            self._jobs[membership] = JobRecord(
-                job_id=assignment.job_id, name=assignment.job_name, epoch=assignment.epoch, first=assignment
-            )
+        self._record(assignment)
         setup = self._setup
         worker = Worker(
             assignment,
@@ -191,13 +211,17 @@ class Workforce:
         if job is None or job.ended is not None:
             return False
         job.ended = reason or "released"
-        for worker in self._of((job_id, epoch)):
+        left = self._of((job_id, epoch))
+        for worker in left:
             worker.stop(f"released: {job.ended}")
+        if not left and (job_id, Epoch(epoch + 1)) in self._jobs:
+            del self._jobs[job_id, epoch]  # all of it goes on in the next one
         self._forget_old_jobs()
         return True
 
     def claimed(self, unit: Unit) -> None:
-        job = self._jobs.get((unit.key.job_id, unit.key.epoch))
+        mine = [job for job in self._jobs.values() if job.job_id == unit.key.job_id and job.epoch >= unit.key.epoch]
+        job = min(mine, key=lambda job: job.epoch, default=None)
         if job is not None:
             job.units += 1
 

@@ -43,8 +43,11 @@ def cluster_of(opened: Session) -> LocalCluster:
 
 
 def start(opened: Session) -> Trainer:
+    """A job that a lost worker ends."""
     model = DistributedModel(models.MLP(), stage_mapping=StageMapping(models.MLP_TWO))
-    return Trainer(model, parallel=DP2_PP2, loss=models.classify, lr=0.01, progress=False, session=opened)
+    return Trainer(
+        model, parallel=DP2_PP2, loss=models.classify, lr=0.01, progress=False, session=opened, elastic=False
+    )
 
 
 def test_a_worker_that_dies_within_a_collective_of_a_program_is_named(fresh: Session) -> None:

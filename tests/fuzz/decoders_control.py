@@ -47,6 +47,7 @@ from distensor.core.control import (
     Mesh,
     MeshNode,
     NodeInfo,
+    Reconfiguration,
     Topology,
     Unit,
     UnitKey,
@@ -173,6 +174,14 @@ def messages() -> list[Decoder]:
         nodes=(MeshNode(info=INFO, connected=True, free_slots=2, seconds_since_heartbeat=_NOTHING),),
     )
     spec = JobSpec(submission="s", name="tiny", parallel=PARALLEL, csr_pem="request", bytes_per_rank=(1, 2))
+    change = Reconfiguration(
+        job_id=JOB,
+        request="r",
+        epoch=EPOCH,
+        parallel=PARALLEL,
+        continues=(Rank(1), None),
+        csr_pem="request",
+    )
     update = JobUpdate(
         job_id=JOB, state=JobState.RUNNING, epoch=EPOCH, topology=TOPOLOGY, certificate=CERTIFICATE, workers=(CHANGE,)
     )
@@ -186,6 +195,7 @@ def messages() -> list[Decoder]:
         *wire(pb.HubMessage, f.read_hub_message, *map(f.write_hub_message, HUB_MESSAGES)),
         *wire(pb.MeshReply, c.read_mesh, c.write_mesh(mesh)),
         *wire(pb.SubmitJobRequest, c.read_spec, c.write_spec(spec)),
+        *wire(pb.ReconfigureJobRequest, c.read_reconfiguration, c.write_reconfiguration(change)),
         *wire(pb.JobUpdateMessage, c.read_update, c.write_update(update)),
         *wire(pb.StatementRequest, s.read_query, s.write_query(StatementQuery(since_hour=1, after=ROW, most=10))),
         *wire(

@@ -13,9 +13,11 @@ from safetensors.torch import save
 from torch import nn
 
 from distensor.core.distributed import objects
-from distensor.node.ipc import parse_assignment, parse_line, parse_topology
+from distensor.node.ipc import parse_assignment, parse_line, parse_reassignment, parse_topology
 from distensor.node.orders import parse_number, parse_plan, parse_step, parse_wanted, split_batches, split_parts
 from distensor.node.pacer import Pacer
+from distensor.node.recovery import parse_resolve
+from distensor.node.sharing import parse_share
 from distensor.optim import OptimizerSpec
 from distensor.optim.distro import codec as sparse_codec
 from distensor.optim.distro.layout import make_layout
@@ -32,6 +34,7 @@ from distensor.testing.fuzzing import Decoder
 from distensor.training.checkpoint_manifest import FileEntry, Group, Manifest, TensorEntry, TensorSpec
 from distensor.training.checkpoint_shards import read_tensors
 from distensor.training.data_position import DataPosition
+from distensor.training.members import read_status
 from distensor.training.replies import Reply, read_loss, read_step
 from distensor.transport import Channel, FrameLimits, Message, Tag
 from distensor.transport.frames import FrameKind, decode_prefix, encode_prefix
@@ -47,6 +50,10 @@ PLAN: dict[str, Any] = {
     "clip_norm": 1, "norm_type": "2", "seed": 7, "tied": [[[0, "embed"], [1, "head"]]], "sharded": ["embed"],
     "recompute": "layer", "sync": "zero3",
 }  # fmt: skip
+SUMS = {"loss": 1.5, "weight": 8.0, "norm": 0.5}
+SHARE = {"sources": [0, 1], "joiners": [2], "step": 4}
+RESOLVE = {"step": 4, "sums": SUMS}
+STATUS = {"step": 4, "prepared": None, "sums": SUMS}
 STEP: dict[str, Any] = {
     "step": 3, "lr": 0.1, "total_steps": 5, "tokens_per_second": 12.5, "warm_up": [3, 1], "measure": True,
     "micro_batches": 2, "number": 4, "wanted": ["0/weight"],
@@ -191,6 +198,7 @@ def orders() -> list[Decoder]:
         lambda h, b: _split(*decode_named(Message(h, b))),
         *(_message(*encode_named(tensors, {"micro_batches": 2})) for tensors in (batches, parts)),
     )
+    assignment = parse_assignment(ASSIGN)
     specs = [SparseSpec(rule=rule) for rule in SparseRule]
     optimizers = (PLAN["optimizer"], OptimizerSpec(name="adamw", lr=0.1, options={}, sparse=specs[0]).to_json())
     return [
@@ -201,6 +209,10 @@ def orders() -> list[Decoder]:
         Decoder(name="node.orders:split_batches", decode=named, seeds=seeds),
         of_json("node.ipc:parse_assignment", parse_assignment, ASSIGN),
         of_json("node.ipc:parse_topology", parse_topology, TOPOLOGY),
+        of_json("node.ipc:parse_reassignment", lambda value: parse_reassignment(value, assignment), ASSIGN),
+        of_json("node.sharing:parse_share", lambda value: parse_share(value, 4), SHARE),
+        of_json("node.recovery:parse_resolve", parse_resolve, RESOLVE),
+        of_json("training.members:read_status", lambda value: read_status(reply(value)), STATUS),
         Decoder(
             name="node.ipc:parse_line",
             decode=lambda data: parse_line(data.decode("utf-8", "replace")),

@@ -10,9 +10,7 @@ import pytest
 
 from distensor.core.errors import ConfigError
 from distensor.node.ipc import Emitter, FailureCode, Mailbox, parse_assignment, parse_line, parse_topology
-from distensor.node.runtime import WorkerRuntime
-from distensor.testing.clock import FakeClock
-from distensor.transport import Timeouts
+from distensor.node.membership import MembershipDesk
 
 ASSIGN: dict[str, Any] = {
     "type": "assign",
@@ -90,11 +88,13 @@ def test_a_topology_of_another_membership_is_refused() -> None:
     assignment = parse_assignment({**ASSIGN, "job": "j_1", "epoch": 2})
     for change in ({"epoch": 1}, {"epoch": 3}, {"epoch": 2, "job": "j_2"}, {"epoch": 2}):
         mailbox.deliver({**TOPOLOGY, **change})
-    runtime = WorkerRuntime(
-        assignment=assignment, mailbox=mailbox, emitter=Emitter(said), clock=FakeClock(), timeouts=Timeouts()
-    )
-    assert runtime._wait_for_topology().epoch == 2
-    warnings = [json.loads(line)["text"] for line in said.getvalue().splitlines()]
+    desk = MembershipDesk(assignment, port=1, mailbox=mailbox, emitter=Emitter(said), on_seat=lambda: None)
+    desk.start()
+    seat = desk.next(-1)
+    assert seat is not None
+    assert seat.me.epoch == 2
+    lines = [json.loads(line) for line in said.getvalue().splitlines()]
+    warnings = [line["text"] for line in lines if line["type"] == "event"]
     assert warnings[0] == "refused a topology of job j_1 in epoch 1: this worker is of job j_1 in epoch 2"
     assert len(warnings) == 3
 

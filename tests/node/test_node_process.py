@@ -181,7 +181,9 @@ def test_a_whole_life(worker: Worker, driver: Driver) -> None:
     answer = driver.ask(Command.STEP, batch, {"0/input": torch.ones(4, 3)})
     assert answer["committed"]
     assert answer["weight"] == 4
-    assert worker.hear("claim") == {"type": "claim", "step": 1, "micro_batches": 1}
+    assert worker.hear("claim") == {
+        "type": "claim", "step": 1, "micro_batches": 1, "epoch": EPOCH, "rank": 0,
+    }  # fmt: skip
     while (progress := worker.hear("progress"))["state"] != "training":
         continue
     assert (progress["step"], progress["total_steps"], progress["loss"]) == (1, 1, answer["loss"])
@@ -235,7 +237,7 @@ def test_drain_ends_the_worker_after_the_command_in_hand(worker: Worker, driver:
 
 def test_a_driver_that_leaves_does_not_end_a_healthy_worker(worker: Worker, driver: Driver) -> None:
     driver.plane.close()
-    assert "job stopped" in worker.hear("event")["text"]
+    assert f"epoch {EPOCH} is over" in worker.hear("event")["text"]
     assert worker.process.poll() is None
     worker.say({"type": "drain", "seconds": 1})
     assert worker.process.wait(SECONDS) == 0

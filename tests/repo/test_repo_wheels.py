@@ -149,6 +149,7 @@ KEYWORDS = {
         "checkpoint",
         "checkpoint_every",
         "checkpoint_keep",
+        "elastic",
         "backend",
         "seed",
         "name",

@@ -40,6 +40,9 @@ class Connection:
     def stats(self) -> Mapping[int, Any]:
         return {}
 
+    def bytes_moved(self) -> tuple[int, int]:
+        return 0, 0
+
     def command(
         self, command: Command, meta: Any, tensors: Any = None, extra: Any = None, most_bytes: Any = None
     ) -> list[Reply]:
@@ -85,6 +88,7 @@ def job(connection: Connection) -> TrainingJob:
         model=model, parallel=ParallelConfig(data_parallel=2), schedule="1f1b", micro_batches=None, sync="allreduce",
         clip_norm=None, norm_type=2.0, precision="fp32", recompute="none",
         accumulate=1, context_attention="all_gather", checkpoint=None, backend="tls", lr_schedule=None, seed=0,
+        elastic=False,
     )  # fmt: skip
     captured = capture(model.module, torch.ones(4, 3), loss_weight="rows")
     pieces = MeshPieces.of(captured, model, options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -67,7 +67,7 @@ def on_ranks(run: Callable[[int], Any], ranks: int, wake: Callable[[], None]) ->
 class ThreadConnection:
     """What `JobConnection` is to a job; commands run on engines of this process."""
 
-    job_id, epoch, restarts = JOB, Epoch(1), 0
+    job_id, epoch, restarts, exit_reason_seconds = JOB, Epoch(1), 0, 0.0
 
     def __init__(
         self,
@@ -133,6 +133,9 @@ class ThreadConnection:
     def stats(self) -> Mapping[int, Any]:
         return {}
 
+    def bytes_moved(self) -> tuple[int, int]:
+        return 0, 0
+
     def command(
         self,
         command: Command,
@@ -140,7 +143,9 @@ class ThreadConnection:
         tensors: Mapping[int, Mapping[str, Tensor]] | None = None,
         extra: Mapping[int, Mapping[str, Any]] | None = None,
         most_bytes: Mapping[int, int] | None = None,
+        only: Collection[int] | None = None,
     ) -> list[Reply]:
+        assert only is None, "all ranks take part while nobody is lost"
         sequence = len(self.commands)
         self.commands.append(command)
 

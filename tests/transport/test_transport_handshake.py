@@ -21,7 +21,7 @@ from distensor.core.clock import SYSTEM_CLOCK
 from distensor.core.errors import ConfigError, HandshakeError, PeerLostError, TransportTimeoutError
 from distensor.core.ids import Epoch, JobId, Rank, data_plane_uri, parse_data_plane_uri
 from distensor.hub.pki import Authority as HubAuthority
-from distensor.transport import Address, Channel, Credentials, DataPlane, FrameLimits, Listener, Tag
+from distensor.transport import Address, Channel, Credentials, DataPlane, FrameLimits, Listener, Tag, Timeouts
 from distensor.transport.frames import FrameKind, encode_prefix
 from distensor.transport.handshake import Lane
 from distensor.transport.identity import client_context
@@ -57,13 +57,15 @@ class Opening:
         self._thread.join(30)
         assert not self._thread.is_alive()
 
-    def dial(self, credentials: Credentials, *, rank: int = 0, epoch: int = 1, job: JobId = JOB) -> DataPlane:
+    def dial(
+        self, credentials: Credentials, *, rank: int = 0, epoch: int = 1, job: JobId = JOB, timeouts: Timeouts = QUICK
+    ) -> DataPlane:
         return DataPlane.open(
-            peer(rank, epoch=epoch, job=job),
+            peer(0, epoch=epoch, job=job),
             credentials,
             None,
             {1: self.listener.address},
-            timeouts=QUICK,
+            timeouts=timeouts,
             driver=False,
         )
 
@@ -201,7 +203,6 @@ def wrong_papers(authority: Authority) -> dict[str, Credentials]:
         "another scheme": authority.credentials(["https://example.org/1/0"]),
         "another job": authority.place(0, job=JobId("j_other")),
         "an older epoch": authority.place(0, epoch=0),
-        "a newer epoch": authority.place(0, epoch=2),
         "a rank that does not dial": authority.place(2),
         "the listener's own rank": authority.place(1),
         "the driver, where none is expected": authority.place(-1),
@@ -217,6 +218,16 @@ def test_wrong_certificates_are_refused_with_a_reason_and_the_right_one_still_ge
         with waiting.dial(authority.place(0)):
             waiting.finish()
             assert waiting.plane is not None, waiting.error
+
+
+def test_a_newer_epoch_is_not_let_in_but_may_try_again(authority: Authority) -> None:
+    """It is the listener that is late; in the next epoch another plane answers on the same port."""
+    impatient = replace(SHORT, connect=1.0)
+    with opening(authority, impatient) as waiting:
+        with pytest.raises(TransportTimeoutError, match="the peer is still distensor://"):
+            waiting.dial(authority.place(0, epoch=2), epoch=2, timeouts=impatient)
+        waiting.finish()
+        assert waiting.plane is None
 
 
 def test_who_was_turned_away_is_told_when_time_is_up(authority: Authority) -> None:

@@ -15,7 +15,7 @@ from distensor.comm.channels import MAX_UNITS_PER_MESSAGE, bearer, open_channel
 from distensor.comm.failures import UNREACHABLE, error_of_status
 from distensor.comm.tokens import Role, decode_token
 from distensor.core.clock import SYSTEM_CLOCK, Clock
-from distensor.core.control import JobSpec, JobState, JobUpdate, Mesh, Unit
+from distensor.core.control import JobSpec, JobState, JobUpdate, Mesh, Reconfiguration, Unit
 from distensor.core.errors import AuthenticationError, ControlError, HubUnreachableError
 from distensor.core.ids import Epoch, JobId
 from distensor.proto import control_pb2 as pb
@@ -58,6 +58,16 @@ class HubClient:
         """
         reply = self._call("SubmitJob", codec.write_spec(spec))
         return JobId(reply.job_id), Epoch(reply.epoch)
+
+    def reconfigure_job(self, change: Reconfiguration) -> Epoch:
+        """Give a running job other members; returns their epoch. The same `change.request` sent again is the same one.
+
+        Raises:
+            PlacementError: there is no place for a new rank.
+            StaleEpochError: `change.epoch` is not the present one.
+            ControlError: the job has ended.
+        """
+        return Epoch(self._call("ReconfigureJob", codec.write_reconfiguration(change)).epoch)
 
     def report_units(self, units: Sequence[Unit]) -> None:
         """Give receipts for finished units; returns when they are in the hub's books."""

@@ -23,6 +23,7 @@ from distensor.core.control import (
     Mesh,
     MeshNode,
     NodeInfo,
+    Reconfiguration,
     Topology,
     Unit,
     UnitKey,
@@ -383,6 +384,37 @@ def read_spec(message: pb.SubmitJobRequest) -> JobSpec:
         csr_pem=read_text(message.csr_pem, "csr", LONGEST_PEM),
         bytes_per_rank=tuple(message.bytes_per_rank),
         device_kinds=tuple(_read_word(DeviceKind, kind, "device kind") for kind in message.device_kinds),
+    )
+
+
+def write_reconfiguration(change: Reconfiguration) -> pb.ReconfigureJobRequest:
+    return pb.ReconfigureJobRequest(
+        job_id=change.job_id,
+        request=change.request,
+        epoch=change.epoch,
+        parallel=write_parallel(change.parallel),
+        continues=[-1 if rank is None else rank for rank in change.continues],
+        csr_pem=change.csr_pem,
+        bytes_per_rank=change.bytes_per_rank,
+    )
+
+
+def read_reconfiguration(message: pb.ReconfigureJobRequest) -> Reconfiguration:
+    parallel = read_parallel(message.parallel)
+    for name, values in (("continues", message.continues), ("bytes_per_rank", message.bytes_per_rank)):
+        if len(values) != parallel.world_size and (values or name == "continues"):
+            raise HubProtocolError(f"{name} has {len(values)} entries for {parallel.world_size} ranks")
+    kept = [rank for rank in message.continues if rank >= 0]
+    if len(set(kept)) != len(kept):
+        raise HubProtocolError(f"continues={list(message.continues)[:20]}: a rank goes on as two")
+    return Reconfiguration(
+        job_id=JobId(read_name(message.job_id, "job_id")),
+        request=read_name(message.request, "request"),
+        epoch=Epoch(message.epoch),
+        parallel=parallel,
+        continues=tuple(None if rank < 0 else Rank(rank) for rank in message.continues),
+        csr_pem=read_text(message.csr_pem, "csr", LONGEST_PEM),
+        bytes_per_rank=tuple(message.bytes_per_rank),
     )
 
 

@@ -17,7 +17,7 @@ from distensor.comm.channels import EOF, MAX_UNITS_PER_MESSAGE, SERVER_OPTIONS
 from distensor.comm.failures import status_of_error
 from distensor.comm.messages import HubToNode, NodeToHub, Register, Rejected
 from distensor.comm.stream_codec import read_node_message, write_hub_message
-from distensor.core.control import JobSpec, JobState, JobUpdate, Mesh, Unit
+from distensor.core.control import JobSpec, JobState, JobUpdate, Mesh, Reconfiguration, Unit
 from distensor.core.errors import AuthenticationError, ControlError, DistensorError, HubProtocolError
 from distensor.core.ids import Epoch, JobId
 from distensor.core.statement import Statement, StatementQuery, UnitsPage, UnitsQuery
@@ -93,6 +93,8 @@ class ControlService(Protocol):
 
     async def submit_job(self, who: Principal, spec: JobSpec) -> tuple[JobId, Epoch]: ...
 
+    async def reconfigure_job(self, who: Principal, change: Reconfiguration) -> Epoch: ...
+
     def watch_job(self, who: Principal, job_id: JobId) -> AsyncIterator[JobUpdate]: ...
 
     async def report_units(self, who: Principal, units: Sequence[Unit]) -> None: ...
@@ -165,6 +167,12 @@ class _Servicer(ControlServicer):
             who = await self._recognise(context)
             job_id, epoch = await self._service.submit_job(who, codec.read_spec(request))
             return pb.SubmitJobReply(job_id=job_id, epoch=epoch)
+
+    async def ReconfigureJob(self, request: pb.ReconfigureJobRequest, context: Any) -> pb.ReconfigureJobReply:
+        async with _answering(context):
+            who = await self._recognise(context)
+            epoch = await self._service.reconfigure_job(who, codec.read_reconfiguration(request))
+            return pb.ReconfigureJobReply(epoch=epoch)
 
     async def WatchJob(self, request: pb.WatchJobRequest, context: Any) -> AsyncIterator[pb.JobUpdateMessage]:
         async with _answering(context):

@@ -169,6 +169,7 @@ def _write_assignment(assignment: Assignment) -> pb.AssignmentMessage:
         parallel=codec.write_parallel(assignment.parallel),
         device_id=assignment.device_id,
         worker_id=assignment.worker_id,
+        continues=assignment.continues,
     )
 
 
@@ -181,6 +182,7 @@ def _read_assignment(message: pb.AssignmentMessage) -> Assignment:
         parallel=codec.read_parallel(message.parallel),
         device_id=DeviceId(codec.read_text(message.device_id, "device_id", 128)),
         worker_id=WorkerId(codec.read_name(message.worker_id, "worker_id")),
+        continues=Rank(message.continues) if message.HasField("continues") else None,
     )
 
 

@@ -246,6 +246,24 @@ class JobSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Reconfiguration:
+    """What a trainer asks of the hub when the members of its running job are to be others.
+
+    `request` makes it idempotent: the same one sent twice is one new epoch. `epoch` is the present one. `continues`
+    has for each rank of the new membership the rank of the present one whose process goes on as it, with all that it
+    holds; None for a new worker. Ranks that go on as none are released.
+    """
+
+    job_id: JobId
+    request: str
+    epoch: Epoch
+    parallel: ParallelConfig
+    continues: tuple[Rank | None, ...]
+    csr_pem: str
+    bytes_per_rank: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
     """One rank of one epoch of a job, given to one device of a node."""
 
@@ -256,6 +274,8 @@ class Assignment:
     parallel: ParallelConfig
     device_id: DeviceId
     worker_id: WorkerId
+    continues: Rank | None = None
+    """The rank of the epoch before this one whose process goes on as this rank; None for a new process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,6 +26,7 @@ DistensorError
 +-- JobError                        a running job
 |   +-- JobFailedError
 |   +-- WorkerLostError             a worker of the job ended
+|   |   +-- StateLostError          nobody holds some part of the model any longer
 |   +-- WorkerFailedError           a worker reported an error of its own
 |   +-- DivergedError               a loss that is not a finite number
 +-- StoreError                      SQLite or files
@@ -144,6 +145,10 @@ class JobFailedError(JobError):
 
 class WorkerLostError(JobError):
     """A worker of the job ended while it was needed."""
+
+
+class StateLostError(WorkerLostError):
+    """With the workers that ended, a part of the model's state is gone: the job goes on from a checkpoint or not."""
 
 
 class WorkerFailedError(JobError):

@@ -20,10 +20,11 @@ class SaveNode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SaveJob:
-    """A new job with all its ranks, or a new state of a known one."""
+    """A new job with all its ranks, or a new state of a known one; `new_epoch`: with other ranks."""
 
     job: JobRecord
     new: bool = False
+    new_epoch: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,12 +1,13 @@
 """The life of a job. Pure functions from a record and an event to the next record.
 
 PLACED --all ranks ready--> RUNNING --trainer--> FINISHED | FAILED | CANCELLED
-PLACED --a node gone, a worker broken, too late--> FAILED
+PLACED --a node gone, a worker broken, too late--> FAILED   (the first epoch only)
+PLACED | RUNNING --the trainer reconfigures--> PLACED, one epoch later
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from distensor.core.control import (
@@ -16,12 +17,14 @@ from distensor.core.control import (
     JobUpdate,
     Member,
     NodeInfo,
+    Reconfiguration,
     Topology,
     WorkerChange,
     WorkerReady,
     WorkerState,
 )
-from distensor.core.ids import DRIVER_RANK, Epoch, JobId, NodeId, Rank
+from distensor.core.ids import DRIVER_RANK, Epoch, JobId, NodeId, Rank, WorkerId
+from distensor.hub.placement import Place
 from distensor.hub.records import JobRecord, RankRecord
 
 MOST_FURTHER_HOSTS = 5
@@ -38,6 +41,7 @@ def assignment_of(job: JobRecord, rank: RankRecord) -> Assignment:
         parallel=job.parallel,
         device_id=rank.device_id,
         worker_id=rank.worker_id,
+        continues=rank.continues,
     )
 
 
@@ -67,15 +71,55 @@ def signed_together(job: JobRecord, sign_anew: Callable[[str, JobId, Epoch, Rank
 
 
 def with_change(job: JobRecord, change: WorkerChange) -> JobRecord:
-    """A worker changed its state. One that cannot be started at all ends a job that has not begun."""
+    """A worker changed its state. One that cannot be started at all ends a job that has not begun; of a later epoch
+    the trainer is told, who chooses other members."""
     rank = replace(job.ranks[change.rank], state=change.state, restarts=change.restarts, reason=change.reason)
     if job.state is JobState.PLACED and change.state in _DOWN:
         rank = replace(rank, port=None)
     job = job.with_rank(rank)
-    if job.state is JobState.PLACED and change.state is WorkerState.BROKEN:
+    if job.state is JobState.PLACED and change.state is WorkerState.BROKEN and not job.request:
         why = change.reason or "no reason given"
         return ended(job, JobState.FAILED, f"the worker of rank {change.rank} cannot be started: {why}")
     return job
+
+
+def reconfigured(job: JobRecord, change: Reconfiguration, places: Sequence[Place], certificate_pem: str) -> JobRecord:
+    """The job in its next epoch. Processes that go on keep their device and their name; all ranks have to say again
+    that they are ready."""
+    epoch = Epoch(job.epoch + 1)
+    new = {
+        place.rank: RankRecord(
+            rank=place.rank,
+            node_id=place.node_id,
+            device_id=place.device_id,
+            worker_id=WorkerId(f"{job.job_id}-{epoch}-{place.rank}"),
+        )
+        for place in places
+    }
+    ranks = tuple(
+        new[Rank(rank)] if before is None else _going_on(job.ranks[before], Rank(rank))
+        for rank, before in enumerate(change.continues)
+    )
+    return replace(
+        job,
+        parallel=change.parallel,
+        epoch=epoch,
+        state=JobState.PLACED,
+        driver_certificate_pem=certificate_pem,
+        ranks=ranks,
+        request=change.request,
+    )
+
+
+def _going_on(before: RankRecord, rank: Rank) -> RankRecord:
+    return RankRecord(
+        rank=rank,
+        node_id=before.node_id,
+        device_id=before.device_id,
+        worker_id=before.worker_id,
+        restarts=before.restarts,
+        continues=before.rank,
+    )
 
 
 def ended(job: JobRecord, state: JobState, reason: str) -> JobRecord:

@@ -23,11 +23,12 @@ from distensor.core.control import (
     JobState,
     Mesh,
     NodeInfo,
+    Reconfiguration,
     WorkerChange,
     WorkerReady,
     WorkerState,
 )
-from distensor.core.errors import AuthenticationError, ConfigError, ControlError, HubProtocolError
+from distensor.core.errors import AuthenticationError, ConfigError, ControlError, HubProtocolError, StaleEpochError
 from distensor.core.ids import DRIVER_RANK, Epoch, Generation, JobId, NodeId, Rank, WorkerId
 from distensor.hub import jobs
 from distensor.hub.effects import (
@@ -40,7 +41,7 @@ from distensor.hub.effects import (
     SessionId,
 )
 from distensor.hub.membership import Membership, Slot
-from distensor.hub.placement import place
+from distensor.hub.placement import Place, place
 from distensor.hub.records import JobRecord, NodeRecord, RankRecord
 
 FIRST_EPOCH = Epoch(1)
@@ -133,10 +134,11 @@ class HubMachine:
         """A node's stream is open: bring what the node has and what it should have together."""
         effects = self._members.join(session, node_id, register.info, now)
         has = set(register.running)
-        for membership in sorted({ref[:2] for ref in has}):
-            effects += self._release_stale(session, *membership)
         for job_id in sorted(self._live):
             effects += self._restore(session, node_id, self._jobs[job_id], has)
+        # Only now: a process that goes on in a newer epoch has just been told so, and is no longer in the older one.
+        for membership in sorted({ref[:2] for ref in has}):
+            effects += self._release_stale(session, *membership)
         return effects
 
     def leave(self, session: SessionId, now: float) -> list[Effect]:
@@ -304,6 +306,68 @@ class HubMachine:
         note = f"job {job.name} ({job.job_id}) placed: {len(job.ranks)} workers on {names}"
         return [*effects, self._publish(job), Note(text=note)]
 
+    def reconfigure(self, owner: str, change: Reconfiguration, now: float) -> tuple[Epoch, list[Effect]]:
+        """Begin the next epoch of a job, with other members. The same request is the same epoch.
+
+        Raises:
+            ControlError, AuthenticationError: as `job_of`; also a job that has ended, and ranks that are not its own.
+            StaleEpochError: asked from another epoch than the present one.
+            PlacementError: there is no place for the new ranks; nothing has changed.
+            HubProtocolError: the driver's certificate request is refused.
+        """
+        before = self.job_of(owner, change.job_id)
+        if before.request == change.request:
+            return before.epoch, []
+        if before.state.ended:
+            raise ControlError(f"job {before.job_id} is {before.state.value}: {before.reason or 'no reason given'}")
+        if before.epoch != change.epoch:
+            raise StaleEpochError(f"job {before.job_id} is in epoch {before.epoch}, not {change.epoch}")
+        kept = [rank for rank in change.continues if rank is not None]
+        if any(rank >= len(before.ranks) for rank in kept):
+            raise ControlError(f"job {before.job_id} has ranks 0 to {len(before.ranks) - 1}, not {max(kept)}")
+        certificate = self._signer.sign(change.csr_pem, before.job_id, Epoch(before.epoch + 1), DRIVER_RANK)
+        job = jobs.reconfigured(before, change, self._places_of_new(before, change, now), certificate)
+        return job.epoch, self._regroup(before, job, now)
+
+    def _places_of_new(self, job: JobRecord, change: Reconfiguration, now: float) -> tuple[Place, ...]:
+        """Slots of ranks that do not go on count as free: their workers end now."""
+        new = [Rank(rank) for rank, before in enumerate(change.continues) if before is None]
+        if not new:
+            return ()
+        used = self._used()
+        for rank in job.ranks:
+            if rank.rank not in change.continues:
+                used[rank.node_id, rank.device_id] -= 1
+        spec = JobSpec(
+            submission=change.request,
+            name=job.name,
+            parallel=change.parallel,
+            csr_pem="",
+            bytes_per_rank=change.bytes_per_rank,
+        )
+        return place(spec, self._members.offers(used, now), self._members.away(now), new)
+
+    def _regroup(self, before: JobRecord, job: JobRecord, now: float) -> list[Effect]:
+        """Processes that go on hear of it before those that do not are released."""
+        self._jobs[job.job_id] = job
+        self._submissions[job.owner, job.submission] = job.job_id, job.epoch
+        self._placed_at[job.job_id] = self._trainer_heard[job.job_id] = now
+        effects: list[Effect] = [SaveJob(job=job, new_epoch=True)]
+        sessions = dict(self._sessions(job))
+        effects += [
+            Send(session=sessions[rank.node_id], message=jobs.assignment_of(job, rank))
+            for rank in sorted(job.ranks, key=lambda rank: rank.continues is None)
+            if rank.node_id in sessions
+        ]
+        release = Release(job_id=job.job_id, epoch=before.epoch, reason=f"superseded by epoch {job.epoch}")
+        effects += [Send(session=session, message=release) for _, session in self._sessions(before)]
+        kept = sum(rank.continues is not None for rank in job.ranks)
+        note = (
+            f"job {job.name} ({job.job_id}) goes on in epoch {job.epoch}: {kept} of {len(before.ranks)} workers stay, "
+            f"{len(job.ranks) - kept} are new"
+        )
+        return [*effects, self._publish(job), Note(text=note)]
+
     def job_of(self, owner: str, job_id: JobId) -> JobRecord:
         """Raises: ControlError: no such job. AuthenticationError: it is another trainer's."""
         job = self._jobs.get(job_id)
@@ -369,7 +433,7 @@ class HubMachine:
         silence = now - self._trainer_heard[job.job_id]
         if silence >= self.patience.trainer_gone:
             return f"the trainer has not been heard of for {silence:.0f} s"
-        if job.state is not JobState.PLACED:
+        if job.state is not JobState.PLACED or job.request:
             return None
         for rank in job.ranks:
             gone = self._members.seconds_gone(rank.node_id, now)

@@ -4,7 +4,9 @@
     (nothing) --receipt--> RECEIVED --claim of the same size--> CREDITED
     either --the other one of another size--> MISMATCHED, credited never
 
-The first claim and the first receipt of a key count; what comes again changes nothing.
+The first claim and the first receipt of a key count; what comes again changes nothing. Units of an earlier epoch are
+work that was done before the members changed: they count like all others. A node cannot earn by claiming in an epoch
+that is over, because the trainer gives its one receipt for a step in the epoch that committed it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from distensor.core.control import Earnings, Unit, UnitKey
-from distensor.core.errors import AuthenticationError, ControlError, StaleEpochError
+from distensor.core.errors import AuthenticationError, ControlError
 from distensor.core.ids import Epoch, JobId, NodeId, Rank
 from distensor.core.statement import UnitState
 
@@ -50,8 +52,6 @@ class PlaceOfWork:
 
     owner: str
     node_id: NodeId
-    epoch: Epoch
-    """The job's present epoch."""
 
 
 class UnitBooks(Protocol):
@@ -91,8 +91,6 @@ def record_claims(books: UnitBooks, node_id: NodeId, units: Iterable[Unit], *, h
         place = books.find_place(unit.key.job_id, unit.key.epoch, unit.key.rank)
         if place is None or place.node_id != node_id:
             refused.append(f"{describe(unit.key)} is no work of node {node_id}")
-        elif unit.key.epoch < place.epoch:
-            refused.append(_stale(unit.key, place.epoch))
         else:
             _enter(books, place, unit, claim=True, hour=hour)
     return Recorded(earnings={node_id: books.earnings(node_id)}, refused=tuple(refused))
@@ -103,7 +101,6 @@ def record_receipts(books: UnitBooks, owner: str, units: Iterable[Unit], *, hour
 
     Raises:
         AuthenticationError: a unit of another trainer's job.
-        StaleEpochError: a unit of an older epoch.
         ControlError: a unit that was never placed.
     """
     nodes: set[NodeId] = set()
@@ -120,8 +117,6 @@ def _receivable(books: UnitBooks, owner: str, key: UnitKey) -> PlaceOfWork:
         raise ControlError(f"{describe(key)} was never placed")
     if place.owner != owner:
         raise AuthenticationError(f"job {key.job_id} belongs to another trainer")
-    if key.epoch < place.epoch:
-        raise StaleEpochError(_stale(key, place.epoch))
     return place
 
 
@@ -168,7 +163,3 @@ def _settled(unit: UnitRecord) -> UnitRecord:
 
 def describe(key: UnitKey) -> str:
     return f"unit (job {key.job_id}, epoch {key.epoch}, step {key.step}, rank {key.rank})"
-
-
-def _stale(key: UnitKey, epoch: Epoch) -> str:
-    return f"{describe(key)} is of an older membership: the job's epoch is {epoch}"

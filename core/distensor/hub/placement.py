@@ -54,19 +54,21 @@ class Place:
     device_id: DeviceId
 
 
-def place(spec: JobSpec, offers: Sequence[NodeOffer], away: int = 0) -> tuple[Place, ...]:
-    """A device for every rank, in order of rank. `away` is the number of known nodes that are not connected.
+def place(
+    spec: JobSpec, offers: Sequence[NodeOffer], away: int = 0, only: Sequence[Rank] | None = None
+) -> tuple[Place, ...]:
+    """A device for every rank, in order of rank; or for those of `only`. `away` is the number of known nodes that are
+    not connected.
 
     Raises:
         PlacementError: too few free slots, or too little memory for a rank.
     """
     board = _Board(spec, offers)
-    ranks = spec.parallel.world_size
+    everyone = [Rank(rank) for rank in range(spec.parallel.world_size)] if only is None else list(only)
     free = sum(board.free(node_id) for node_id in board.nodes)
-    if ranks > free:
-        raise PlacementError(_too_few(spec, board, free, away))
+    if len(everyone) > free:
+        raise PlacementError(_too_few(spec, len(everyone), board, free, away))
     layout = RankLayout(spec.parallel)
-    everyone = [Rank(rank) for rank in range(ranks)]
     for replica in _split(layout, everyone, Axis.DP):
         _put(board, layout, replica, _CUTS[1:], near=None)
     return tuple(sorted(board.places, key=lambda place: place.rank))
@@ -156,14 +158,14 @@ class _Board:
         return DeviceOffer(device_id=device.device_id, kind=device.kind, slots=device.slots - 1, free_bytes=left)
 
 
-def _too_few(spec: JobSpec, board: _Board, free: int, away: int) -> str:
+def _too_few(spec: JobSpec, ranks: int, board: _Board, free: int, away: int) -> str:
     names = [f"{offer.name} {board.free(node_id)}" for node_id, offer in board.nodes.items()]
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     where = f" ({', '.join(names[:_MOST_NAMED])}{more})" if names else ""
     kinds = f" of kind {' or '.join(spec.device_kinds)}" if spec.device_kinds else ""
     absent = f" ({away} more known and not connected right now)" if away else ""
     return (
-        f"job {spec.name!r} needs {spec.parallel.world_size} workers ({spec.parallel.describe()}), but the mesh has "
+        f"job {spec.name!r} needs {ranks} workers ({spec.parallel.describe()}), but the mesh has "
         f"{free} free slots{kinds} on {len(names)} connected nodes{where}{absent}. "
         "Connect more nodes, wait until others are free, or use a smaller ParallelConfig."
     )

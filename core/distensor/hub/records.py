@@ -44,6 +44,8 @@ class RankRecord:
     state: WorkerState | None = None
     restarts: int = 0
     reason: str = ""
+    continues: Rank | None = None
+    """The rank of the epoch before whose process goes on as this one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +62,8 @@ class JobRecord:
     driver_certificate_pem: str
     ranks: tuple[RankRecord, ...]
     reason: str = ""
+    request: str = ""
+    """The trainer's request that made the present epoch; empty for the first one."""
 
     def with_rank(self, rank: RankRecord) -> JobRecord:
         ranks = tuple(rank if old.rank == rank.rank else old for old in self.ranks)

@@ -46,6 +46,9 @@ class Books(UnitBooks, Protocol):
     def update_job(self, job: JobRecord) -> None:
         """State and reason only; ranks have their own rows."""
 
+    def begin_epoch(self, job: JobRecord) -> None:
+        """The job's next epoch, with its ranks; those of earlier epochs stay where units are found by them."""
+
     def save_rank(self, job_id: JobId, epoch: Epoch, rank: RankRecord) -> None: ...
 
     def statement(self, node_id: NodeId, query: StatementQuery) -> Statement:

@@ -12,7 +12,7 @@ from distensor.comm.messages import Claims, ClaimsAnswer, Goodbye, Heartbeat, No
 from distensor.comm.server import Bearer, NodeSession, Principal
 from distensor.comm.tokens import Role
 from distensor.core.clock import Clock
-from distensor.core.control import JobSpec, JobState, JobUpdate, Mesh, Unit, WorkerChange, WorkerReady
+from distensor.core.control import JobSpec, JobState, JobUpdate, Mesh, Reconfiguration, Unit, WorkerChange, WorkerReady
 from distensor.core.errors import AuthenticationError, ConfigError, HubProtocolError
 from distensor.core.ids import Epoch, JobId, NodeId
 from distensor.core.statement import Statement, StatementQuery, UnitsPage, UnitsQuery, hour_of
@@ -209,6 +209,12 @@ class HubService:
         await self._apply(effects)
         return job_id, epoch
 
+    async def reconfigure_job(self, who: Principal, change: Reconfiguration) -> Epoch:
+        owner = _require_trainer(who)
+        epoch, effects = self._machine.reconfigure(owner, change, self._clock.monotonic())
+        await self._apply(effects)
+        return epoch
+
     async def watch_job(self, who: Principal, job_id: JobId) -> AsyncIterator[JobUpdate]:
         owner = _require_trainer(who)
         job = self._machine.job_of(owner, job_id)
@@ -315,6 +321,8 @@ def _save_all(books: Books, saves: Iterable[Save]) -> None:
                 books.save_node(save.node)
             case SaveJob(new=True):
                 books.insert_job(save.job)
+            case SaveJob(new_epoch=True):
+                books.begin_epoch(save.job)
             case SaveJob():
                 books.update_job(save.job)
             case SaveRank():

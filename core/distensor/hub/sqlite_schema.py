@@ -124,6 +124,12 @@ BEGIN
 END;
 """
 
-UPGRADES = (_FIRST, _HOURS)
+# Version 3: further epochs of a running job.
+_EPOCHS = """
+ALTER TABLE jobs ADD COLUMN request TEXT NOT NULL DEFAULT '';
+ALTER TABLE ranks ADD COLUMN continues INTEGER;
+"""
+
+UPGRADES = (_FIRST, _HOURS, _EPOCHS)
 """UPGRADES[n] leads from version n to n + 1."""
 SCHEMA_VERSION = len(UPGRADES)

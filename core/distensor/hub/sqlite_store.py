@@ -121,13 +121,13 @@ class SqliteBooks:
 
     def _job(self, job_id: JobId) -> JobRecord:
         row = self._run(
-            "SELECT owner, submission, name, parallel, epoch, state, driver_certificate, reason "
+            "SELECT owner, submission, name, parallel, epoch, state, driver_certificate, reason, request "
             "FROM jobs WHERE job_id = ?",
             (job_id,),
         ).fetchone()
-        owner, submission, name, parallel, epoch, state, driver_certificate, reason = row
+        owner, submission, name, parallel, epoch, state, driver_certificate, reason, request = row
         ranks = self._run(
-            "SELECT rank, node_id, device_id, worker_id, port, certificate, state, restarts, reason "
+            "SELECT rank, node_id, device_id, worker_id, port, certificate, state, restarts, reason, continues "
             "FROM ranks WHERE job_id = ? AND epoch = ? ORDER BY rank",
             (job_id, epoch),
         )
@@ -142,6 +142,7 @@ class SqliteBooks:
             driver_certificate_pem=driver_certificate,
             ranks=tuple(_rank(row) for row in ranks),
             reason=reason,
+            request=request,
         )
 
     def find_token(self, secret_hash: str) -> TokenRecord | None:
@@ -196,9 +197,24 @@ class SqliteBooks:
             (job.state.value, job.reason, job.driver_certificate_pem, job.job_id),
         )
 
+    def begin_epoch(self, job: JobRecord) -> None:
+        self._run(
+            "UPDATE jobs SET state = ?, parallel = ?, epoch = ?, driver_certificate = ?, request = ? WHERE job_id = ?",
+            (
+                job.state.value,
+                parallel_to_json(job.parallel),
+                job.epoch,
+                job.driver_certificate_pem,
+                job.request,
+                job.job_id,
+            ),
+        )
+        for rank in job.ranks:
+            self.save_rank(job.job_id, job.epoch, rank)
+
     def save_rank(self, job_id: JobId, epoch: Epoch, rank: RankRecord) -> None:
         self._run(
-            "INSERT INTO ranks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+            "INSERT INTO ranks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
             "ON CONFLICT (job_id, epoch, rank) DO UPDATE SET port = excluded.port, "
             "certificate = excluded.certificate, state = excluded.state, restarts = excluded.restarts, "
             "reason = excluded.reason",
@@ -214,6 +230,7 @@ class SqliteBooks:
                 None if rank.state is None else rank.state.value,
                 rank.restarts,
                 rank.reason,
+                rank.continues,
             ),
         )
 
@@ -221,14 +238,14 @@ class SqliteBooks:
         key = (job_id, epoch, rank)
         if key not in self._places:
             row = self._run(
-                "SELECT jobs.owner, jobs.epoch, ranks.node_id FROM ranks JOIN jobs USING (job_id) "
+                "SELECT jobs.owner, ranks.node_id FROM ranks JOIN jobs USING (job_id) "
                 "WHERE ranks.job_id = ? AND ranks.epoch = ? AND ranks.rank = ?",
                 key,
             ).fetchone()
             if row is None:
                 return None
-            owner, present, node_id = row
-            self._places[key] = PlaceOfWork(owner=owner, epoch=Epoch(present), node_id=NodeId(node_id))
+            owner, node_id = row
+            self._places[key] = PlaceOfWork(owner=owner, node_id=NodeId(node_id))
         return self._places[key]
 
     def find_unit(self, key: UnitKey) -> UnitRecord | None:
@@ -281,7 +298,7 @@ def _columns(key: UnitKey) -> tuple[str, int, int, int]:
 
 
 def _rank(row: Any) -> RankRecord:
-    rank, node_id, device_id, worker_id, port, certificate, state, restarts, reason = row
+    rank, node_id, device_id, worker_id, port, certificate, state, restarts, reason, continues = row
     return RankRecord(
         rank=Rank(rank),
         node_id=NodeId(node_id),
@@ -292,4 +309,5 @@ def _rank(row: Any) -> RankRecord:
         state=None if state is None else WorkerState(state),
         restarts=restarts,
         reason=reason,
+        continues=None if continues is None else Rank(continues),
     )

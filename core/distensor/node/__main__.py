@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 
@@ -9,7 +10,6 @@ from distensor.core import SYSTEM_CLOCK
 from distensor.core.errors import (
     ConfigError,
     HandshakeError,
-    PeerLostError,
     ProgramRejectedError,
     TransportError,
 )
@@ -41,19 +41,27 @@ def main() -> int:
 
 
 def _serve(emitter: Emitter, mailbox: Mailbox, assignment: WorkerAssignment, pacer: Pacer) -> int:
+    from distensor.node.faults import FaultScript
     from distensor.node.runtime import WorkerRuntime
     from distensor.transport import Timeouts
 
     runtime = WorkerRuntime(
-        assignment=assignment, mailbox=mailbox, emitter=emitter, clock=SYSTEM_CLOCK, timeouts=Timeouts(), pacer=pacer
+        assignment=assignment,
+        mailbox=mailbox,
+        emitter=emitter,
+        clock=SYSTEM_CLOCK,
+        timeouts=Timeouts(),
+        pacer=pacer,
+        faults=FaultScript.of(os.environ),
     )
     try:
         runtime.run()
     except HandshakeError as error:
         emitter.failed(FailureCode.ERROR, error)
         return ExitCode.HANDSHAKE
-    except (PeerLostError, TransportError) as error:
-        return _stay_after_loss(emitter, mailbox, error)
+    except TransportError as error:
+        emitter.failed(FailureCode.PEER_LOST, error)
+        return ExitCode.PEER_LOST
     except ProgramRejectedError as error:
         emitter.failed(FailureCode.REFUSED_PROGRAM, error)
         return ExitCode.REFUSED_PROGRAM
@@ -64,17 +72,6 @@ def _serve(emitter: Emitter, mailbox: Mailbox, assignment: WorkerAssignment, pac
         traceback.print_exc()
         emitter.failed(FailureCode.ERROR, f"{type(error).__name__}: {error}")
         return ExitCode.INTERNAL
-    return ExitCode.DONE
-
-
-def _stay_after_loss(emitter: Emitter, mailbox: Mailbox, error: TransportError) -> int:
-    """A healthy worker whose peer went away is no casualty: it says so and waits for its supervisor's word.
-
-    The membership that it belonged to is over; the supervisor closes its input when the hub releases the job.
-    """
-    if not mailbox.draining:
-        emitter.event("warning", f"job stopped: {error}")
-    mailbox.wait_for_drain()
     return ExitCode.DONE
 
 

@@ -30,12 +30,20 @@ class ProcessGroupAxis:
     """
 
     def __init__(self, group: dist.ProcessGroup, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._group = group
-        self._adds_wide = isinstance(group, TransportGroup)
         self._clock = clock
         self.seconds = 0.0
+        self.bind(group)
+
+    def bind(self, group: dist.ProcessGroup) -> None:
+        """Talk over `group` from now on: in another epoch the same place of an axis of the same size has another."""
+        self._group = group
+        self._adds_wide = isinstance(group, TransportGroup)
         self.rank = group.rank()
         self.size = group.size()
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        return self._group
 
     def all_reduce(self, tensor: Tensor, op: Reduction) -> Tensor:
         result = self._addable(tensor).clone(memory_format=torch.contiguous_format)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,29 +15,27 @@ from distensor.core.errors import ConfigError, ProgramRejectedError
 from distensor.core.schedules import (
     Action,
     Phase,
-    actions_of_rank,
-    check_schedule,
     rank_of_stage,
     splits_backward,
-    stages_of_rank,
 )
-from distensor.node.groups import MeshGroups, torch_groups
-from distensor.node.link_probe import Neighbours, measure_links
-from distensor.node.norm_shares import norm_share
-from distensor.node.orders import AS_SCHEDULED, Pace
-from distensor.node.pacing import rank_figures
+from distensor.node.faults import FaultPhase
+from distensor.node.groups import NO_GROUPS, MeshGroups, torch_groups
+from distensor.node.link_probe import Neighbours
+from distensor.node.norm_shares import counted_keys
+from distensor.node.orders import AS_SCHEDULED, Pace, chosen
+from distensor.node.pacing import measured_figures
 from distensor.node.pipeline import PipelineExecutor, Totals
-from distensor.node.step_report import Noticed, StepReport, Update
+from distensor.node.plan_checks import actions_of, check_slices, check_stages, check_tied
+from distensor.node.replicas import Replicas
+from distensor.node.step_report import Decided, Noticed, Prepared, StepReport, Update
 from distensor.node.tied import sum_tied_gradients
 from distensor.node.world_sums import WorldSums, sum_over_world
 from distensor.optim.clipping import partial_norm
-from distensor.optim.distro.exchange import GroupExchange
+from distensor.optim.distro.exchange import Alone, Exchange, GroupExchange
 from distensor.optim.sharing import part_state, whole_state
-from distensor.optim.updater import Updater, name_of
+from distensor.optim.updater import Updater
 from distensor.program import Limits, StageProgram, StageRunner
 from distensor.sync import ReplicatedWeights, ShardedWeights, Sync, WeightStore, keyed
-
-__all__ = ["ShardEngine", "StepReport"]
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,6 +54,7 @@ class ShardEngine:
     Args:
         groups: of this rank; by default they are made over torch.distributed, by all ranks at the same time.
         pacer: says when to rest between micro-batches; by default never.
+        reach: told of each phase of a step, with its number; a fault on purpose may come there.
     """
 
     def __init__(
@@ -67,11 +66,9 @@ class ShardEngine:
         clock: Clock,
         groups: MeshGroups | None = None,
         pacer: Pacer | None = None,
+        reach: Callable[[FaultPhase, int], None] = lambda _phase, _step: None,
     ) -> None:
-        self._layout = RankLayout(assignment.parallel)
-        self._rank = assignment.rank
-        self._place = self._layout.coordinates(assignment.rank)
-        self._plane = plane
+        self._reach = reach
         self._device = device
         self._clock = clock
         self._pacer = pacer
@@ -80,7 +77,13 @@ class ShardEngine:
         self._loaded = False
         self._store: WeightStore | None = None
         self._owed: Update | None = None
-        self._groups = torch_groups(self._layout, assignment.rank, clock) if groups is None else groups
+        self._lr = 0.0
+        self._last: int | None = None
+        self.decided: Decided | None = None  # the newest step that this rank has committed
+        self.prepared: Prepared | None = None  # one of which it has everything but the word of the others
+        self._replicas = Replicas()
+        self._groups: MeshGroups = NO_GROUPS
+        self._seat(assignment, plane, groups)
 
     @property
     def own_stages(self) -> list[int]:
@@ -94,15 +97,27 @@ class ShardEngine:
         Raises:
             ProgramRejectedError: a program that is not allowed, or stages that are not this rank's.
         """
-        self._check_stages(plan, programs)
-        self._loaded, self._owed = False, None
+        check_stages(plan, programs, self._layout, self._rank)
+        self._loaded, self._owed, self.decided, self.prepared = False, None, None, None
         if self._store is not None:
             self._store.close()
-        self._check_slices(plan)
-        self._store = store = self._take_stages(plan, programs, weights)
-        self._check_tied(plan)
+        check_slices(plan)
+        self._store = self._take_stages(plan, programs, weights)
+        check_tied(plan, self._runners)
         self._plan = plan
-        self._counted = self._counted_keys(plan, store.updated)
+        self._take_place(self._store)
+        try:
+            self._updater = Updater(plan.optimizer, self._store.updated, self._replicas)
+        except ConfigError as error:
+            raise ProgramRejectedError(str(error)) from error
+        self._optimizer_bytes: int | None = None
+        self._loaded = True
+
+    def _take_place(self, store: WeightStore) -> None:
+        """What depends on the other ranks."""
+        plan = self._plan
+        group = None if store.cut else self._summing(plan)
+        self._counted = counted_keys(plan, store.updated, whole=self._place.tp == 0, group=group)
         self._executor = PipelineExecutor(
             plane=self._plane,
             rank=self._rank,
@@ -114,53 +129,28 @@ class ShardEngine:
             replica=self._place.dp,
             weights=store,
             pacer=self._pacer,
+            reach=self._reach,
         )
-        try:
-            self._updater = Updater(plan.optimizer, store.updated, self._replicas(plan))
-        except ConfigError as error:
-            raise ProgramRejectedError(str(error)) from error
-        self._optimizer_bytes: int | None = None
-        self._loaded = True
+        self._replicas.bind(self._exchange(plan))
 
-    def _check_stages(self, plan: JobPlan, programs: Mapping[int, bytes]) -> None:
-        """Before anything is as long as the number of stages that somebody else wrote down."""
-        ranks = self._layout.config.pipeline_parallel
-        try:
-            check_schedule(plan.schedule, ranks=ranks, stages=plan.stages)
-        except ConfigError as error:
-            raise ProgramRejectedError(str(error)) from error
-        count = plan.stages // ranks
-        fits = len(programs) == count
-        expected = stages_of_rank(plan.schedule, self._place.pp, ranks=ranks, stages=plan.stages) if fits else ()
-        if sorted(programs) != list(expected):
-            raise ProgramRejectedError(
-                f"rank {self._rank} was given stages {sorted(programs)[:10]}; expected the {count} of {plan.stages} "
-                f"that pipeline rank {self._place.pp} of {ranks} holds"
-            )
+    def rejoin(self, assignment: WorkerAssignment, plane: DataPlane, groups: MeshGroups | None = None) -> None:
+        """Take another rank's place in a later epoch, at the same place of tp, pp and cp, with all that is loaded here.
+        Weights that are cut over the replicas (ZeRO-3) do not fit another membership: a load has to come first."""
+        self._seat(assignment, plane, groups)
+        if self._loaded and self._store is not None and self._store.cut:
+            self._loaded = False
+        if self._loaded and self._store is not None:
+            self._store.close()
+            self._store = self._replicated(self._plan)
+            self._take_place(self._store)
 
-    def _check_tied(self, plan: JobPlan) -> None:
-        """A tied weight is held by stages that exist, and the copies that are here look alike."""
-        for tied in plan.tied:
-            kinds = set()
-            for stage, name in tied.holders:
-                runner = self._runners.get(stage)
-                if not 0 <= stage < plan.stages or (runner is not None and name not in runner.parameters):
-                    raise ProgramRejectedError(f"tied weight {name[:100]!r}: stage {stage} holds no such parameter")
-                if runner is not None:
-                    parameter = runner.parameters[name]
-                    kinds.add((parameter.shape, parameter.dtype, parameter.requires_grad))
-            if len(kinds) > 1:
-                raise ProgramRejectedError(f"tied weight {tied.holders[:4]}: its copies differ in shape or dtype")
-
-    def _check_slices(self, plan: JobPlan) -> None:
-        """An optimizer that needs whole weights meets none that are cut."""
-        try:
-            if plan.sync is Sync.ZERO3:
-                plan.optimizer.require_elementwise("sync='zero3'")
-            if plan.sharded:
-                plan.optimizer.require_elementwise("weights cut by tensor parallelism")
-        except ConfigError as error:
-            raise ProgramRejectedError(str(error)) from error
+    def _seat(self, assignment: WorkerAssignment, plane: DataPlane, groups: MeshGroups | None) -> None:
+        self._layout = RankLayout(assignment.parallel)
+        self._rank = assignment.rank
+        self._place = self._layout.coordinates(assignment.rank)
+        self._plane = plane
+        fresh = torch_groups(self._layout, assignment.rank, self._clock) if groups is None else groups
+        self._groups = self._groups.going_on_as(fresh)
 
     @property
     def _weights(self) -> WeightStore:
@@ -175,6 +165,11 @@ class ShardEngine:
         weights = self._weights
         self._updater.settle()
         return weights
+
+    @property
+    def loaded(self) -> bool:
+        """Whether programs and weights are here."""
+        return self._loaded
 
     def require_load(self) -> None:
         """Raise ProgramRejectedError unless programs are loaded."""
@@ -200,7 +195,11 @@ class ShardEngine:
             self._runners[stage] = runner
             if cut is not None:
                 cut.add(stage, runner.parameters)
-        return cut or ReplicatedWeights({stage: runner.parameters for stage, runner in self._runners.items()}, group)
+        return cut or self._replicated(plan)
+
+    def _replicated(self, plan: JobPlan) -> ReplicatedWeights:
+        parameters = {stage: runner.parameters for stage, runner in self._runners.items()}
+        return ReplicatedWeights(parameters, self._summing(plan))
 
     def _summing(self, plan: JobPlan) -> dist.ProcessGroup | None:
         """Over which ranks gradients are summed: not over replicas that keep their own and exchange updates."""
@@ -230,23 +229,41 @@ class ShardEngine:
         """Optimizer step `number` over this replica's micro-batches. All ranks apply the update, or none does. `last`
         is the number of the run's last step, where it is known.
 
-        The update itself is owed from then on: `settle` carries it out, and so does whatever looks at the weights. Only
-        the first one is carried out here, since it alone needs memory that may not be there, and those of replicas that
-        exchange updates, since they need the other ranks.
+        The update is owed from then on: `settle` carries it out, and so does whatever looks at the weights. Carried out
+        here are the first, which needs memory, and those of replicas that exchange updates, which need the other ranks.
         """
-        report = self._gradients(sequence, batches, number, pace)
+        self._lr, self._last = lr, last
+        report = self._gradients(sequence, batches, number, pace, holding=True)
+        return self._decide(report, number)
+
+    def _decide(self, report: StepReport, number: int) -> StepReport:
         if not (report.weight > 0 and math.isfinite(report.loss) and math.isfinite(report.grad_norm)):
             return report
+        self._reach(FaultPhase.UPDATE, number)
         sparse = self._plan.optimizer.sparse
-        exchange = sparse is None or sparse.exchanges(number, last)
-        self._owed = update = Update(lr=lr, scale=report.scale, exchange=exchange)
+        exchange = sparse is None or sparse.exchanges(number, self._last)
+        self._owed = update = Update(lr=self._lr, scale=report.scale, exchange=exchange)
         if self._optimizer_bytes is None or sparse is not None:
             self.settle()
             self._optimizer_bytes = self._optimizer_bytes or self._updater.bytes
         noticed = report.noticed
         if noticed is not None and update.exchange:
             noticed = replace(noticed, exchanged=self._updater.exchanged or noticed.exchanged)
-        return replace(report, committed=True, optimizer_bytes=self._optimizer_bytes or 0, noticed=noticed)
+        report = replace(report, committed=True, optimizer_bytes=self._optimizer_bytes or 0, noticed=noticed)
+        self.decided = Decided(number=number, report=report)
+        return report
+
+    def resolve(self, number: int, sums: WorldSums) -> StepReport:
+        """Carry out a step that others have decided, from the sums that they know and the gradients that are here.
+
+        Raises:
+            ProgramRejectedError: the gradients of that step are not here.
+        """
+        ready, self.prepared = self.prepared, None
+        if ready is None or ready.number != number:
+            here = "none" if ready is None else f"step {ready.number}"
+            raise ProgramRejectedError(f"rank {self._rank}: step {number} is to be resolved, and {here} is prepared")
+        return self._decide(self._reported(ready, sums), number)
 
     def settle(self) -> None:
         """Carry out the update that the last step decided on, unless that has been done."""
@@ -270,7 +287,7 @@ class ShardEngine:
             ProgramRejectedError: a parameter that is not here or not trained.
         """
         trained = {key: p for key, p in self._settled.updated.items() if p.requires_grad}
-        _chosen(trained, wanted)
+        chosen(trained, wanted)
         with self._updater.at_common():
             report = self._gradients(sequence, batches, number)
         divisor = report.weight if report.weight > 0 else 1.0
@@ -278,7 +295,7 @@ class ShardEngine:
         if self._plan.optimizer.sparse is not None and self._groups.replicas is not None:
             for key in sorted(parts):
                 self._groups.replicas.allreduce([parts[key]]).wait()
-        whole = _chosen(self._weights.whole(parts), wanted)
+        whole = chosen(self._weights.whole(parts), wanted)
         return report, {key: gradient / divisor for key, gradient in whole.items()}
 
     def evaluate(self, sequence: int, batches: Sequence[Mapping[str, Tensor]]) -> tuple[float, float]:
@@ -299,23 +316,26 @@ class ShardEngine:
         weights = self._settled
         whole = weights.whole({**weights.updated, **self._updater.common()})
         named = {key: tensor.detach() for key, tensor in (whole | self._buffers()).items()}
-        return named if wanted is None else _chosen(named, wanted)
+        return named if wanted is None else chosen(named, wanted)
 
     def kept(self, wanted: Sequence[str]) -> tuple[dict[str, Tensor], State]:
         """What this rank itself keeps of the `wanted` weights, and of the optimizer's state of each: flat parts where
         the weights are cut. Of replicas that keep their own gradients, each but the first has only what is its own.
-
-        Raises:
-            ProgramRejectedError: a weight that is not here.
+        Raises ProgramRejectedError for a weight that is not here.
         """
         held = {**self._settled.updated, **self._updater.common(), **self._buffers()}
-        chosen = _chosen({key: tensor.detach() for key, tensor in held.items()}, wanted)
-        state = {key: fields for key, fields in self._updater.state().items() if key in chosen}
+        mine = chosen({key: tensor.detach() for key, tensor in held.items()}, wanted)
+        state = {key: fields for key, fields in self._updater.state().items() if key in mine}
         sparse = self._plan.optimizer.sparse
         if sparse is None or self._place.dp == 0:
-            return chosen, state
+            return mine, state
         own = {key: {name: fields[name] for name in fields.keys() & sparse.own_fields} for key, fields in state.items()}
         return {}, own
+
+    def everything(self) -> tuple[dict[str, Tensor], State]:
+        """What another rank of this place needs to go on from here: weights and buffers, and the optimizer's state."""
+        held = {**self._weights.updated, **self._buffers()}
+        return {key: tensor.detach() for key, tensor in held.items()}, self._updater.state()
 
     def replace(self, tensors: Mapping[str, Tensor]) -> None:
         """Overwrite parameters and buffers by "stage/name". Raises ProgramRejectedError for a name or shape of none."""
@@ -324,9 +344,8 @@ class ShardEngine:
         for key, tensor in tensors.items():
             target = (parameters | buffers).get(key)
             if target is None or target.shape != tensor.shape or target.dtype != tensor.dtype:
-                raise ProgramRejectedError(
-                    f"replace {key!r} with {tuple(tensor.shape)} {tensor.dtype}: no such weight here"
-                )
+                found = f"{tuple(tensor.shape)} {tensor.dtype}"
+                raise ProgramRejectedError(f"replace {key!r} with {found}: no such weight here")
             if key in buffers:
                 target.copy_(tensor)
             else:
@@ -339,11 +358,10 @@ class ShardEngine:
     def averages(self, wanted: Sequence[str]) -> dict[str, Tensor]:
         """The moving average of the `wanted` trainable parameters by "stage/name".
 
-        Raises:
-            ProgramRejectedError: one that is not here, or no average is kept.
+        Raises ProgramRejectedError: one that is not here, or no average is kept.
         """
         weights = self._settled  # first: it settles, and the averages follow the weights
-        return _chosen(weights.whole(self._updater.averages()), wanted)
+        return chosen(weights.whole(self._updater.averages()), wanted)
 
     @property
     def trained_elements(self) -> int:
@@ -370,44 +388,51 @@ class ShardEngine:
             raise ProgramRejectedError(str(error)) from error
 
     def _actions(self, micro_batches: int, warm_up: Sequence[int] | None = None) -> tuple[Action, ...]:
-        try:
-            return actions_of_rank(
-                self._plan.schedule,
-                rank=self._place.pp,
-                ranks=self._layout.config.pipeline_parallel,
-                stages=self._plan.stages,
-                micro_batches=micro_batches,
-                warm_up=warm_up,
-            )
-        except ConfigError as error:
-            raise ProgramRejectedError(str(error)) from error
+        return actions_of(self._plan, self._layout, self._place.pp, micro_batches, warm_up)
 
     def _gradients(
-        self, sequence: int, batches: Sequence[Mapping[str, Tensor]], number: int, pace: Pace = AS_SCHEDULED
+        self,
+        sequence: int,
+        batches: Sequence[Mapping[str, Tensor]],
+        number: int,
+        pace: Pace = AS_SCHEDULED,
+        *,
+        holding: bool = False,
     ) -> StepReport:
-        """Sums of weight * gradient in `.grad`; nothing is committed yet."""
+        """Sums of weight * gradient in `.grad`; nothing is committed yet. `holding`: others may decide."""
         in_axes = self._groups.axis_seconds
+        self.prepared = None
         self._weights.begin(len(batches))
         actions = self._actions(self._weights.agree(len(batches)), pace.warm_up)
         totals = self._executor.run(sequence, actions, batches, training=True, measure=pace.measure, step=number)
         in_axes = self._groups.axis_seconds - in_axes
         started = self._clock.monotonic()
+        self._reach(FaultPhase.REDUCE, number)
         self._weights.finish()
         self._sum_tied(sequence)
         own_norm = partial_norm(self._counted_gradients(), self._plan.norm_type)
+        ready = Prepared(number=number, totals=totals, in_axes=in_axes, started=started)
+        # Whoever gets the sums knows that every rank came here: so a step that one has decided, all others can.
+        self.prepared = ready if holding else None
+        self._reach(FaultPhase.DECIDE, number)
         sums = self._over_world(totals, own_norm)
+        self.prepared = None
+        report = self._reported(ready, sums)
+        return replace(report, figures=self._measure(sequence, totals, len(batches))) if pace.measure else report
+
+    def _reported(self, ready: Prepared, sums: WorldSums) -> StepReport:
         return StepReport(
             loss=sums.loss,
             weight=sums.weight,
             grad_norm=sums.grad_norm,
             scale=sums.scale(self._plan.clip_norm),
-            compute_seconds=max(0.0, totals.compute_seconds - in_axes),
-            sync_seconds=self._clock.monotonic() - started + in_axes,
-            wait_seconds=totals.wait_seconds,
+            sums=sums,
+            compute_seconds=max(0.0, ready.totals.compute_seconds - ready.in_axes),
+            sync_seconds=self._clock.monotonic() - ready.started + ready.in_axes,
+            wait_seconds=ready.totals.wait_seconds,
             committed=False,
             held=self._weights.held,
             optimizer_bytes=self._optimizer_bytes or 0,
-            figures=self._measure(sequence, totals, len(batches)) if pace.measure else None,
             noticed=None if self._plan.optimizer.sparse is None else Noticed(dropped=sums.dropped),
         )
 
@@ -418,18 +443,13 @@ class ShardEngine:
             before=self._rank_at(place - 1) if place > 0 else None,
             after=self._rank_at(place + 1) if place < ranks - 1 else None,
         )
-        links = measure_links(
-            plane=self._plane,
-            neighbours=neighbours,
-            sizes=totals.message_bytes,
-            sequence=sequence,
-            clock=self._clock,
-        )
-        return rank_figures(
+        return measured_figures(
             totals,
-            micro_batches=micro_batches,
-            links=links,
+            plane=self._plane,
+            clock=self._clock,
+            sequence=sequence,
             neighbours=neighbours,
+            micro_batches=micro_batches,
             memory_limit=self._memory_limit,
             weight_bytes=sum(runner.program.weight_bytes for runner in self._runners.values()),
         )
@@ -440,28 +460,11 @@ class ShardEngine:
             if parameter.grad is not None and key in self._counted:
                 yield parameter.grad
 
-    def _counted_keys(self, plan: JobPlan, updated: Mapping[str, Tensor]) -> frozenset[str]:
-        """Each element of the model is counted once in the whole mesh.
-
-        After the sum, all ranks of dp and cp hold the same and share the work, or each holds its part. On tp a weight
-        is either cut, and each rank has its part, or the same everywhere. Of a tied weight the first holder counts.
-        """
-        copies = {f"{stage}/{name}" for tied in plan.tied for stage, name in tied.holders[1:]}
-        whole = self._place.tp == 0
-        counted = {
-            key: parameter.numel()
-            for key, parameter in updated.items()
-            if parameter.requires_grad and key not in copies and (whole or name_of(key) in plan.sharded)
-        }
-        group = self._summing(plan)
-        if group is None or self._weights.cut:
-            return frozenset(counted)
-        return norm_share(counted, member=group.rank(), members=group.size())
-
-    def _replicas(self, plan: JobPlan) -> GroupExchange | None:
+    def _exchange(self, plan: JobPlan) -> Exchange:
         """The way to the other replicas, where updates travel instead of gradients."""
         group = self._groups.replicas
-        return None if plan.optimizer.sparse is None or group is None else GroupExchange(group, torch.device("cpu"))
+        alone = plan.optimizer.sparse is None or group is None
+        return Alone() if alone else GroupExchange(group, torch.device("cpu"))
 
     def _over_world(self, totals: Totals, own_norm: float = 0.0) -> WorldSums:
         """The sums of all ranks; the same on each, to the bit.
@@ -489,10 +492,3 @@ class ShardEngine:
                 holders=[(stage, self._rank_of_stage(stage), name) for stage, name in tied.holders],
                 weights=self._weights.updated,
             )
-
-
-def _chosen(named: Mapping[str, Tensor], wanted: Sequence[str]) -> dict[str, Tensor]:
-    unknown = [name for name in wanted if name not in named]
-    if unknown:
-        raise ProgramRejectedError(f"asked for {unknown[0][:100]!r}, which this rank does not hold")
-    return {name: named[name] for name in wanted}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch.distributed as dist
@@ -39,6 +39,15 @@ class MeshGroups:
     def axis_seconds(self) -> float:
         """How long this rank has been in collectives of its programs so far."""
         return sum(axis.seconds for axis in self.axes.values())
+
+    def going_on_as(self, later: MeshGroups) -> MeshGroups:
+        """`later`, the groups of another epoch, behind the axes of these: programs that were built keep theirs."""
+        for name, axis in self.axes.items():
+            axis.bind(later.axes[name].group)
+        return replace(later, axes=self.axes or later.axes)
+
+
+NO_GROUPS = MeshGroups()
 
 
 def make_groups(layout: RankLayout, rank: int, new_group: NewGroup, clock: Clock = SYSTEM_CLOCK) -> MeshGroups:

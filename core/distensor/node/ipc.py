@@ -10,7 +10,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from typing import Any, TextIO
 
@@ -64,7 +64,7 @@ class PeerPlace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopologyOrder:
-    """Where the peers of one membership are, and this rank's certificate."""
+    """Where the peers of an epoch are, and this rank's certificate for it."""
 
     job_id: JobId
     epoch: Epoch
@@ -78,25 +78,36 @@ class TopologyOrder:
 def parse_assignment(data: Mapping[str, Any]) -> WorkerAssignment:
     """Raises ConfigError naming the field that is wrong."""
     device = _get(data, "device", dict)
-    parallel = _get(data, "parallel", dict)
     limit = data.get("memory_limit")
     try:
-        config = ParallelConfig(**parallel)
         kind = DeviceKind(_get(device, "kind", str))
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise ConfigError(f"assignment: {error}") from error
     return WorkerAssignment(
         job_id=JobId(_get(data, "job", str)),
         job_name=_get(data, "job_name", str),
         epoch=Epoch(_get(data, "epoch", int)),
         rank=Rank(_get(data, "rank", int)),
-        parallel=config,
+        parallel=_parallel(data),
         device_kind=kind,
         device_id=DeviceId(_get(device, "id", str)),
         listen_host=_get(data, "listen_host", str),
         memory_limit=limit if isinstance(limit, int) else None,
         threads=max(1, _get(data, "threads", int)),
     )
+
+
+def parse_reassignment(data: Mapping[str, Any], now: WorkerAssignment) -> WorkerAssignment:
+    """The same process as another rank of a later epoch. Raises ConfigError naming the field that is wrong."""
+    epoch = Epoch(_get(data, "epoch", int))
+    return replace(now, epoch=epoch, rank=Rank(_get(data, "rank", int)), parallel=_parallel(data))
+
+
+def _parallel(data: Mapping[str, Any]) -> ParallelConfig:
+    try:
+        return ParallelConfig(**_get(data, "parallel", dict))
+    except TypeError as error:
+        raise ConfigError(f"assignment: {error}") from error
 
 
 def parse_topology(data: Mapping[str, Any]) -> TopologyOrder:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -191,3 +191,11 @@ def split_parts(tensors: Mapping[str, Tensor]) -> tuple[dict[int, bytes], dict[i
 
 def _index(text: str) -> int | None:
     return int(text) if text.isdecimal() and len(text) <= 9 else None
+
+
+def chosen(named: Mapping[str, Tensor], wanted: Sequence[str]) -> dict[str, Tensor]:
+    """Those of `named` that are wanted. Raises ProgramRejectedError for one that is not among them."""
+    unknown = [name for name in wanted if name not in named]
+    if unknown:
+        raise ProgramRejectedError(f"asked for {unknown[0][:100]!r}, which this rank does not hold")
+    return {name: named[name] for name in wanted}

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from distensor.core.pipeline_simulation import LinkSeconds
 from distensor.core.warm_up import RankFigures
-from distensor.node.link_probe import Neighbours
+from distensor.node.link_probe import Neighbours, measure_links
 
 if TYPE_CHECKING:
+    from distensor.core import Clock
     from distensor.node.pipeline import Totals
+    from distensor.transport import DataPlane
 
 WEIGHT_COPIES = 4
 """Weights, gradients and two optimizer states."""
@@ -34,6 +36,30 @@ def rank_figures(
         before=None if neighbours.before is None else links[neighbours.before],
         after=None if neighbours.after is None else links[neighbours.after],
         most_in_flight=most_in_flight(totals.held_bytes, memory_limit, weight_bytes),
+    )
+
+
+def measured_figures(
+    totals: Totals,
+    *,
+    plane: DataPlane,
+    clock: Clock,
+    sequence: int,
+    neighbours: Neighbours,
+    micro_batches: int,
+    memory_limit: int | None,
+    weight_bytes: int,
+) -> RankFigures | None:
+    """`rank_figures`, with the links measured now: nothing else may be on its way."""
+    sizes = totals.message_bytes
+    links = measure_links(plane=plane, neighbours=neighbours, sizes=sizes, sequence=sequence, clock=clock)
+    return rank_figures(
+        totals,
+        micro_batches=micro_batches,
+        links=links,
+        neighbours=neighbours,
+        memory_limit=memory_limit,
+        weight_bytes=weight_bytes,
     )
 
 

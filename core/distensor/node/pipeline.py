@@ -6,7 +6,7 @@ so an order that differs between ranks costs time, never correctness.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from distensor.core import DRIVER_RANK
 from distensor.core.clock import Clock
 from distensor.core.errors import FrameError, ProgramRejectedError
 from distensor.core.schedules import Action, Phase
+from distensor.node.faults import FaultPhase
 from distensor.node.held_bytes import counting_held_bytes
 from distensor.node.seeds import dropout_seed
 from distensor.program import Source, WeightGradients
@@ -92,6 +93,7 @@ class PipelineExecutor:
         seed: of the job; dropout draws from (seed, step, replica, micro-batch, place in the model).
         weights: is told which stage comes next; None where the runners' weights are always there.
         pacer: says when to rest after a pass of a micro-batch; None for never.
+        reach: told of each pass, with the number of the step.
     """
 
     def __init__(
@@ -107,7 +109,9 @@ class PipelineExecutor:
         replica: int,
         weights: WeightStore | None = None,
         pacer: Pacer | None = None,
+        reach: Callable[[FaultPhase, int], None] = lambda _phase, _step: None,
     ) -> None:
+        self._reach = reach
         self._plane = plane
         self._rank = rank
         self._runners = runners
@@ -165,6 +169,8 @@ class PipelineExecutor:
         return self._pacer is not None and self._pacer.duty < 1.0
 
     def _act(self, run: _Run, action: Action) -> None:
+        if run.training:
+            self._reach(FaultPhase.FORWARD if action.phase is Phase.FORWARD else FaultPhase.BACKWARD, run.step)
         match action.phase:
             case Phase.FORWARD:
                 self._forward(run, action.stage, action.micro_batch, keep=run.training)

@@ -15,17 +15,24 @@ class ReplicaMeter:
     """Keeps the counters of the step before."""
 
     def __init__(self, layout: RankLayout, rank: int) -> None:
-        place = layout.coordinates(rank)
+        self._how, self._elements = "", 0
+        self.move(layout, rank)
+
+    def move(self, layout: RankLayout, rank: int) -> None:
+        """Among other members, over new connections, which count from zero."""
+        self.replica = layout.coordinates(rank).dp
         ranks = range(layout.config.world_size)
-        self._others = frozenset(other for other in ranks if layout.coordinates(other).dp != place.dp)
+        self._others = frozenset(other for other in ranks if layout.coordinates(other).dp != self.replica)
         self._members = len(layout.group_of(rank, Axis.DP))
         self._before = (0, 0)
-        self._how, self._ring = "", 0
 
     def begin(self, how: str, elements: int) -> None:
         """A job whose replicas agree by `how`, and in which this rank has gradients of so many elements."""
-        self._how = how
-        self._ring = 2 * (self._members - 1) * GRADIENT_BYTES * elements // self._members
+        self._how, self._elements = how, elements
+
+    @property
+    def _ring(self) -> int:
+        return 2 * (self._members - 1) * GRADIENT_BYTES * self._elements // self._members
 
     def step(self, links: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         """Bytes since the last call, beside those of a ring all-reduce; None where there is one replica.

@@ -1,10 +1,12 @@
-"""What one rank can say of a step."""
+"""What one rank knows of a step, before and after its decision."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from distensor.node.pipeline import Totals
+from distensor.node.world_sums import WorldSums
 from distensor.optim.distro.protection import Exchanged
 from distensor.sync import Held
 
@@ -47,6 +49,8 @@ class StepReport:
     optimizer_bytes: int
     scale: float
     """What makes of this rank's sums of gradients what its optimizer gets."""
+    sums: WorldSums | None = None
+    """What it was decided from; another rank that lacks them may need them."""
     figures: RankFigures | None = None
     """Of the pipeline, where they were to be measured."""
     noticed: Noticed | None = None
@@ -61,3 +65,22 @@ class Update:
     lr: float
     scale: float
     exchange: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """The gradients of step `number` are complete on this rank, and on every other; the decision is still to come."""
+
+    number: int
+    totals: Totals
+    in_axes: float
+    started: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decided:
+    """Step `number` is committed here."""
+
+    number: int
+    report: StepReport | None
+    """None where the state came from another rank."""

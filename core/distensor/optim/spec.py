@@ -160,6 +160,11 @@ class OptimizerSpec:
         """Whether the update of each element depends on nothing but its own history: it may run on slices."""
         return self.name not in WHOLE_TENSOR
 
+    @property
+    def keeps_apart(self) -> bool:
+        """Whether replicas differ between two steps: what one holds alone goes when it goes."""
+        return self.sparse is not None and (self.sparse.rule.local or self.sparse.delay)
+
     def require_elementwise(self, why: str) -> None:
         """Raise UnsupportedOptionError for an optimizer that cannot run on slices; `why` says what would slice."""
         if not self.elementwise:

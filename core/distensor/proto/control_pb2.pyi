@@ -585,12 +585,15 @@ class AssignmentMessage(_message.Message):
     PARALLEL_FIELD_NUMBER: _builtins.int
     DEVICE_ID_FIELD_NUMBER: _builtins.int
     WORKER_ID_FIELD_NUMBER: _builtins.int
+    CONTINUES_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     job_name: _builtins.str
     epoch: _builtins.int
     rank: _builtins.int
     device_id: _builtins.str
     worker_id: _builtins.str
+    continues: _builtins.int
+    """The rank of the epoch before this one whose process goes on as this rank."""
     @_builtins.property
     def parallel(self) -> Global___Parallel: ...
     def __init__(
@@ -603,12 +606,15 @@ class AssignmentMessage(_message.Message):
         parallel: Global___Parallel | None = ...,
         device_id: _builtins.str = ...,
         worker_id: _builtins.str = ...,
+        continues: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["parallel", b"parallel"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_continues", b"_continues", "continues", b"continues", "parallel", b"parallel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_id", b"device_id", "epoch", b"epoch", "job_id", b"job_id", "job_name", b"job_name", "parallel", b"parallel", "rank", b"rank", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_continues", b"_continues", "continues", b"continues", "device_id", b"device_id", "epoch", b"epoch", "job_id", b"job_id", "job_name", b"job_name", "parallel", b"parallel", "rank", b"rank", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__continues: _TypeAlias = _typing.Literal["continues"]  # noqa: Y015
+    _WhichOneofArgType__continues: _TypeAlias = _typing.Literal["_continues", b"_continues"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__continues) -> _WhichOneofReturnType__continues | None: ...
 
 Global___AssignmentMessage: _TypeAlias = AssignmentMessage  # noqa: Y015
 
@@ -910,6 +916,68 @@ class SubmitJobReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SubmitJobReply: _TypeAlias = SubmitJobReply  # noqa: Y015
+
+@_typing.final
+class ReconfigureJobRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    PARALLEL_FIELD_NUMBER: _builtins.int
+    CONTINUES_FIELD_NUMBER: _builtins.int
+    CSR_PEM_FIELD_NUMBER: _builtins.int
+    BYTES_PER_RANK_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    request: _builtins.str
+    epoch: _builtins.int
+    """the present one"""
+    csr_pem: _builtins.str
+    @_builtins.property
+    def parallel(self) -> Global___Parallel: ...
+    @_builtins.property
+    def continues(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each rank of the new membership: the rank of the present one that goes on as it, or -1 for a new worker."""
+
+    @_builtins.property
+    def bytes_per_rank(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        request: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        parallel: Global___Parallel | None = ...,
+        continues: _abc.Iterable[_builtins.int] | None = ...,
+        csr_pem: _builtins.str = ...,
+        bytes_per_rank: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["parallel", b"parallel"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_rank", b"bytes_per_rank", "continues", b"continues", "csr_pem", b"csr_pem", "epoch", b"epoch", "job_id", b"job_id", "parallel", b"parallel", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReconfigureJobRequest: _TypeAlias = ReconfigureJobRequest  # noqa: Y015
+
+@_typing.final
+class ReconfigureJobReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReconfigureJobReply: _TypeAlias = ReconfigureJobReply  # noqa: Y015
 
 @_typing.final
 class WatchJobRequest(_message.Message):

@@ -49,6 +49,11 @@ class ControlStub:
                 request_serializer=distensor_dot_proto_dot_control__pb2.SubmitJobRequest.SerializeToString,
                 response_deserializer=distensor_dot_proto_dot_control__pb2.SubmitJobReply.FromString,
                 _registered_method=True)
+        self.ReconfigureJob = channel.unary_unary(
+                '/distensor.v1.Control/ReconfigureJob',
+                request_serializer=distensor_dot_proto_dot_control__pb2.ReconfigureJobRequest.SerializeToString,
+                response_deserializer=distensor_dot_proto_dot_control__pb2.ReconfigureJobReply.FromString,
+                _registered_method=True)
         self.WatchJob = channel.unary_stream(
                 '/distensor.v1.Control/WatchJob',
                 request_serializer=distensor_dot_proto_dot_control__pb2.WatchJobRequest.SerializeToString,
@@ -94,6 +99,13 @@ class ControlServicer:
 
     def SubmitJob(self, request, context):
         """Idempotent by `submission`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReconfigureJob(self, request, context):
+        """A new membership of a running job: fewer, more or other ranks. Idempotent by `request`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -150,6 +162,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.SubmitJob,
                     request_deserializer=distensor_dot_proto_dot_control__pb2.SubmitJobRequest.FromString,
                     response_serializer=distensor_dot_proto_dot_control__pb2.SubmitJobReply.SerializeToString,
+            ),
+            'ReconfigureJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReconfigureJob,
+                    request_deserializer=distensor_dot_proto_dot_control__pb2.ReconfigureJobRequest.FromString,
+                    response_serializer=distensor_dot_proto_dot_control__pb2.ReconfigureJobReply.SerializeToString,
             ),
             'WatchJob': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchJob,
@@ -258,6 +275,33 @@ class Control:
             '/distensor.v1.Control/SubmitJob',
             distensor_dot_proto_dot_control__pb2.SubmitJobRequest.SerializeToString,
             distensor_dot_proto_dot_control__pb2.SubmitJobReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReconfigureJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/distensor.v1.Control/ReconfigureJob',
+            distensor_dot_proto_dot_control__pb2.ReconfigureJobRequest.SerializeToString,
+            distensor_dot_proto_dot_control__pb2.ReconfigureJobReply.FromString,
             options,
             channel_credentials,
             insecure,

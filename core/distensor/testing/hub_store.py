@@ -31,6 +31,7 @@ class _Tables:
     tokens: dict[str, TokenRecord] = field(default_factory=dict)
     nodes: dict[NodeId, NodeRecord] = field(default_factory=dict)
     jobs: dict[JobId, JobRecord] = field(default_factory=dict)
+    ranks: dict[tuple[JobId, Epoch, Rank], RankRecord] = field(default_factory=dict)
     units: dict[UnitKey, UnitRecord] = field(default_factory=dict)
     postings: dict[UnitKey, Posting] = field(default_factory=dict)
 
@@ -38,7 +39,10 @@ class _Tables:
         """The records are frozen, so copies of the tables are enough."""
         return _Tables(
             generation=self.generation,
-            **{name: copy.copy(getattr(self, name)) for name in ("tokens", "nodes", "jobs", "units", "postings")},
+            **{
+                name: copy.copy(getattr(self, name))
+                for name in ("tokens", "nodes", "jobs", "ranks", "units", "postings")
+            },
         )
 
 
@@ -119,7 +123,11 @@ class MemoryBooks:
         taken = {(other.owner, other.submission) for other in self._tables.jobs.values()}
         if job.job_id in self._tables.jobs or (job.owner, job.submission) in taken:
             raise ValueError(f"job {job.job_id} or its submission {job.submission!r} is there already")
+        self.begin_epoch(job)
+
+    def begin_epoch(self, job: JobRecord) -> None:
         self._tables.jobs[job.job_id] = job
+        self._tables.ranks |= {(job.job_id, job.epoch, rank.rank): rank for rank in job.ranks}
 
     def update_job(self, job: JobRecord) -> None:
         known = self._tables.jobs[job.job_id]
@@ -133,10 +141,10 @@ class MemoryBooks:
             self._tables.jobs[job_id] = job.with_rank(rank)
 
     def find_place(self, job_id: JobId, epoch: Epoch, rank: Rank) -> PlaceOfWork | None:
-        job = self._tables.jobs.get(job_id)
-        if job is None or epoch != job.epoch or rank >= len(job.ranks):
+        place = self._tables.ranks.get((job_id, epoch, rank))
+        if place is None:
             return None
-        return PlaceOfWork(owner=job.owner, node_id=job.ranks[rank].node_id, epoch=job.epoch)
+        return PlaceOfWork(owner=self._tables.jobs[job_id].owner, node_id=place.node_id)
 
     def find_unit(self, key: UnitKey) -> UnitRecord | None:
         return self._tables.units.get(key)
@@ -164,7 +172,7 @@ class MemoryBooks:
         for key, one in self._tables.postings.items():
             if one.credit == node_account(node_id) and one.hour >= query.since_hour:
                 row = RowKey(hour=one.hour, job_id=key.job_id, epoch=key.epoch, rank=key.rank)
-                device = self._tables.jobs[key.job_id].ranks[key.rank].device_id
+                device = self._tables.ranks[key.job_id, key.epoch, key.rank].device_id
                 before = sums.get(row, StatementRow(key=row, device_id=device, units=0, micro=0))
                 sums[row] = replace(before, units=before.units + 1, micro=before.micro + one.amount)
         rows = [sums[key] for key in sorted(sums) if query.after is None or key > query.after]

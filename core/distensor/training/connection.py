@@ -3,42 +3,47 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from distensor.comm.identity import new_key_and_csr
-from distensor.core import DRIVER_RANK, Clock, Epoch, JobId, ParallelConfig, Rank
-from distensor.core.control import JobSpec, JobState, JobUpdate, Member, Topology, WorkerChange, WorkerState
+from distensor.core import DRIVER_RANK, Clock, Epoch, JobId, ParallelConfig
+from distensor.core.control import (
+    JobSpec,
+    JobState,
+    JobUpdate,
+    Member,
+    Reconfiguration,
+    Topology,
+    WorkerChange,
+    WorkerState,
+)
 from distensor.core.errors import (
     DistensorError,
     FrameError,
-    HubProtocolError,
+    HandshakeError,
     JobFailedError,
     PeerLostError,
-    PlacementError,
     ProgramRejectedError,
     TransportError,
     WorkerFailedError,
     WorkerLostError,
 )
+from distensor.core.regrouping import Regrouping
+from distensor.training.dialing import DEFAULT_DIALING, Dialing, dial, frame_limits
+from distensor.training.job_watch import JobHub, JobWatch, wait_until_running
 from distensor.training.replies import Reply
 from distensor.training.snapshot_reading import SnapshotReader
 from distensor.transport import (
     Channel,
-    Credentials,
     DataPlane,
-    FrameLimits,
     LinkStats,
-    LocalMeeting,
-    PeerId,
     Tag,
     Timeouts,
-    places_at,
-    relay_at,
 )
-from distensor.transport.driver import ABORT_SEQUENCE, PART_BYTES, Command, ReplyCode, finish_named, send_named
+from distensor.transport.driver import ABORT_SEQUENCE, Command, ReplyCode, finish_named, send_named
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,70 +63,27 @@ LONGEST_MESSAGE = 2000
 """Characters of a worker's own words that an error quotes."""
 
 
-class JobHub(Protocol):
-    """What a job asks of the hub's client."""
+NOTICE_SECONDS = 0.5
+"""How long to look for the rank that is gone, where at first only ranks are known that left because of it."""
 
-    def watch_job(self, job_id: JobId) -> Iterator[JobUpdate]: ...
-
-    def end_job(self, job_id: JobId, state: JobState, reason: str = "") -> None: ...
+_LEAVING = frozenset({WorkerState.DRAINING, WorkerState.EXITED, WorkerState.BACKOFF, WorkerState.BROKEN})
 
 
-class JobWatch:
-    """Follows a job's updates in a thread; others wait on what they need."""
+class MembersMissingError(WorkerLostError):
+    """Ranks of the next epoch that do not get ready. `ranks` are numbers of that epoch."""
 
-    def __init__(self, client: JobHub, job_id: JobId, clock: Clock) -> None:
-        self._client = client
-        self._job_id = job_id
-        self._clock = clock
-        self._changed = threading.Condition()
-        self._latest: JobUpdate | None = None
-        self._error: DistensorError | None = None
-        self._over = False
-        self._thread = threading.Thread(target=self._follow, name=f"watch-{job_id}", daemon=True)
-        self._thread.start()
+    def __init__(self, ranks: frozenset[int], reason: str) -> None:
+        super().__init__(reason)
+        self.ranks = ranks
 
-    def _follow(self) -> None:
-        try:
-            for update in self._client.watch_job(self._job_id):
-                with self._changed:
-                    self._latest = update
-                    self._changed.notify_all()
-        except DistensorError as error:
-            self._error = error
-        except Exception as error:  # noqa: BLE001 - a bug must be raised where somebody waits, not in this thread
-            self._error = HubProtocolError(f"following job {self._job_id} failed: {error!r}")
-        with self._changed:
-            self._over = True
-            self._changed.notify_all()
 
-    def wait_for(self, wanted: Callable[[JobUpdate], bool], timeout: float) -> JobUpdate | None:
-        """The first update, the present one included, for which `wanted` holds; None at the end of the time.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """The newest epoch that the hub was asked for."""
 
-        Raises:
-            DistensorError: the hub refused the watch.
-        """
-        deadline = self._clock.monotonic() + timeout
-        with self._changed:
-            while True:
-                if self._latest is not None and wanted(self._latest):
-                    return self._latest
-                if self._error is not None:
-                    raise self._error
-                remaining = deadline - self._clock.monotonic()
-                if remaining <= 0 or self._over:
-                    return None
-                self._changed.wait(min(remaining, 0.5))
-
-    @property
-    def over(self) -> bool:
-        """Nothing more will come: the job has ended, or the client was closed."""
-        with self._changed:
-            return self._over
-
-    @property
-    def latest(self) -> JobUpdate | None:
-        with self._changed:
-            return self._latest
+    epoch: Epoch
+    parallel: ParallelConfig
+    key_pem: bytes = field(repr=False)
 
 
 class JobConnection:
@@ -138,6 +100,7 @@ class JobConnection:
         plane: DataPlane,
         topology: Topology,
         clock: Clock,
+        dialing: Dialing = DEFAULT_DIALING,
         exit_reason_seconds: float = EXIT_REASON_SECONDS,
         end_seconds: float = END_SECONDS,
     ) -> None:
@@ -145,10 +108,15 @@ class JobConnection:
         self._watch = watch
         self._plane = plane
         self._clock = clock
-        self._exit_reason_seconds = exit_reason_seconds
         self._end_seconds = end_seconds
         self._sequence = 0
         self._state = JobState.RUNNING
+        self._dialing = dialing
+        self._accused: set[int] = set()
+        self._last_loss: PeerLostError | None = None
+        self._asked = _Asked(epoch=topology.epoch, parallel=topology.parallel, key_pem=b"")
+        self._earlier = (0, 0)
+        self.exit_reason_seconds = exit_reason_seconds
         self.topology = topology
         self.snapshots = SnapshotReader(plane)
 
@@ -184,14 +152,15 @@ class JobConnection:
         watch = JobWatch(client, job_id, clock)
         try:
             update = wait_until_running(watch, job_id, start_timeout)
-            plane = _dial(update, job_id, epoch, key_pem, timeouts, _limits(largest_tensor), clock)
+            dialing = Dialing(timeouts=timeouts, limits=frame_limits(largest_tensor))
+            plane = dial(update, job_id, epoch, key_pem, dialing, clock)
         except BaseException as error:  # whatever went wrong, an interrupt included, the slots must not stay taken
             with contextlib.suppress(DistensorError):
                 client.end_job(job_id, JobState.FAILED, f"the trainer could not start it: {error}")
             raise
         topology = update.topology
         assert topology is not None
-        return cls(client=client, watch=watch, plane=plane, topology=topology, clock=clock)
+        return cls(client=client, watch=watch, plane=plane, topology=topology, clock=clock, dialing=dialing)
 
     @property
     def job_id(self) -> JobId:
@@ -221,8 +190,9 @@ class JobConnection:
         tensors: Mapping[int, Mapping[str, Tensor]] | None = None,
         extra: Mapping[int, Mapping[str, Any]] | None = None,
         most_bytes: Mapping[int, int] | None = None,
+        only: Collection[int] | None = None,
     ) -> list[Reply]:
-        """Send one command to all ranks and wait for all answers, in rank order.
+        """Send one command to all ranks, or to those of `only`, and wait for all answers, in rank order.
 
         `tensors` and `extra` (meta data) are per rank, and so are the most bytes of tensors that an answer may hold;
         by default none.
@@ -233,17 +203,20 @@ class JobConnection:
             ProgramRejectedError: a worker refused its program.
         """
         sequence, self._sequence = self._sequence, self._sequence + 1
+        ranks = self.ranks if only is None else sorted(only)
         try:
-            for rank in self.ranks:
+            for rank in ranks:
                 own = {**meta, **((extra or {}).get(rank, {})), "command": command.value}
                 send_named(self._plane, rank, Channel.CONTROL, sequence, own, (tensors or {}).get(rank, {}))
-            return self._collect(sequence, most_bytes or {}, None)
+            return self._collect(sequence, most_bytes or {}, None, ranks)
         except PeerLostError as error:
             raise self._lost(error) from error
 
-    def _collect(self, sequence: int, most_bytes: Mapping[int, int], timeout: float | None) -> list[Reply]:
+    def _collect(
+        self, sequence: int, most_bytes: Mapping[int, int], timeout: float | None, ranks: Sequence[int]
+    ) -> list[Reply]:
         replies: dict[int, Reply] = {}
-        while len(replies) < len(self.ranks):
+        while len(replies) < len(ranks):
             rank, tag, first = self._plane.recv_any(Channel.REPLY, timeout)
             try:
                 if tag != Tag(channel=Channel.REPLY, step=sequence) or rank in replies:
@@ -255,7 +228,7 @@ class JobConnection:
             if meta.get("code") != ReplyCode.OK:
                 raise self._failure(rank, meta)
             replies[rank] = Reply(rank=rank, who=self.who(rank), meta=meta, tensors=tensors)
-        return [replies[rank] for rank in self.ranks]
+        return [replies[rank] for rank in ranks]
 
     def _failure(self, rank: int, meta: Mapping[str, Any]) -> DistensorError:
         message = f"{self.who(rank)}: {str(meta.get('message'))[:LONGEST_MESSAGE]}"
@@ -275,15 +248,19 @@ class JobConnection:
 
         A worker that said itself what went wrong comes first: its leaving is only the consequence.
         """
+        self._accused.add(error.rank)
         said = self._own_words(error.rank)
-        if said is not None:
-            return said
+        return self.loss_of(error) if said is None else said
+
+    def loss_of(self, error: PeerLostError, patience: float | None = None) -> WorkerLostError:
+        """The loss in words. `patience`: how long to wait for the reason; by default `exit_reason_seconds`."""
+        self._last_loss = error
 
         def ended(update: JobUpdate) -> bool:
             return self._exit_of(update, error.rank) is not None
 
         try:
-            update = self._watch.wait_for(ended, self._exit_reason_seconds)
+            update = self._watch.wait_for(ended, self.exit_reason_seconds if patience is None else patience)
         except DistensorError:
             update = None  # a hub that is away must not hide the loss itself
         change = None if update is None else self._exit_of(update, error.rank)
@@ -291,10 +268,11 @@ class JobConnection:
             rank, why = error.rank, f"{error.reason}; its supervisor has given no reason"
         else:
             rank, why = change.rank, change.reason
-        return WorkerLostError(
-            f"job {self.topology.job_name!r} lost {self.who(rank)}: {why}. "
-            "This version cannot replace a worker in a running job; start the job again"
-        )
+        return WorkerLostError(f"job {self.topology.job_name!r} lost {self.who(rank)}: {why}")
+
+    def explained(self, error: WorkerLostError) -> WorkerLostError:
+        """`error`, with the reason of the newest loss where its supervisor tells it within some seconds."""
+        return error if self._last_loss is None else self.loss_of(self._last_loss, EXIT_REASON_SECONDS)
 
     def _own_words(self, rank: int) -> DistensorError | None:
         """The error that the lost worker reported and that is still unread, because others noticed its end before."""
@@ -316,6 +294,135 @@ class JobConnection:
         ]
         return min(changes, key=lambda change: change.rank != rank, default=None)
 
+    # -- other members ---------------------------------------------------------------------------------------------
+
+    def gone(self) -> set[int]:
+        """The ranks that are lost or leave, once at least one is known. Ranks that only left because of them are not
+        among them."""
+        deadline = self._clock.monotonic() + NOTICE_SECONDS
+        while True:
+            departed = self._plane.departed()
+            found = (self._plane.lost().keys() - departed) | self._leaving()
+            if found := found & set(self.ranks):
+                return found
+            if self._clock.monotonic() >= deadline:
+                return (self._accused - departed) & set(self.ranks)
+            self._clock.sleep(0.005)
+
+    def _leaving(self) -> set[int]:
+        latest = self._watch.latest
+        if latest is None or latest.epoch != self.epoch:
+            return set()
+        return {int(change.rank) for change in latest.workers if change.state in _LEAVING}
+
+    @property
+    def asked_parallel(self) -> ParallelConfig:
+        """The mesh of the newest epoch that the hub was asked for; that of the present one where it was not."""
+        return self._asked.parallel
+
+    @property
+    def asked(self) -> bool:
+        """Whether the hub was asked for an epoch after the present one."""
+        return self._asked.epoch != self.epoch
+
+    def leave(self) -> None:
+        """Part from the ranks of the present epoch; healthy ones notice, and wait for the next."""
+        stats = self._plane.stats().values()
+        sent, received = self._earlier
+        self._earlier = (
+            sent + sum(link.bytes_sent for link in stats),
+            received + sum(link.bytes_received for link in stats),
+        )
+        self._plane.close()
+
+    def bytes_moved(self) -> tuple[int, int]:
+        """Bytes that left and reached this trainer so far, over all epochs."""
+        stats = () if self._plane.closed else self._plane.stats().values()
+        sent, received = self._earlier
+        return sent + sum(link.bytes_sent for link in stats), received + sum(link.bytes_received for link in stats)
+
+    def ask_for(self, regrouping: Regrouping, bytes_per_rank: tuple[int, ...] = ()) -> None:
+        """Have the hub begin the next epoch. The ranks of `regrouping.continues` are those of the newest epoch that
+        was asked for.
+
+        Raises:
+            PlacementError: there is no place for a new worker.
+            HubUnreachableError, ControlError: as the hub's client does.
+        """
+        key_pem, csr_pem = new_key_and_csr(self.job_id, None, DRIVER_RANK)
+        change = Reconfiguration(
+            job_id=self.job_id,
+            request=uuid.uuid4().hex,
+            epoch=self._asked.epoch,
+            parallel=regrouping.parallel,
+            continues=regrouping.continues,
+            csr_pem=csr_pem,
+            bytes_per_rank=bytes_per_rank,
+        )
+        epoch = self._client.reconfigure_job(change)
+        self._asked = _Asked(epoch=epoch, parallel=regrouping.parallel, key_pem=key_pem)
+
+    def is_next_ready(self) -> bool:
+        """Whether all ranks of the epoch that was asked for wait to be met.
+
+        Raises:
+            MembersMissingError: one of them cannot be started.
+        """
+        latest = self._watch.latest
+        if latest is None or latest.epoch != self._asked.epoch:
+            return False
+        self._check_next(latest)
+        return latest.state is not JobState.PLACED
+
+    def _check_next(self, update: JobUpdate) -> None:
+        down = {
+            int(change.rank): change.reason
+            for change in update.workers
+            if change.state in (WorkerState.EXITED, WorkerState.BROKEN, WorkerState.DRAINING)
+        }
+        if down and update.state is JobState.PLACED:
+            said = "; ".join(f"rank {rank}: {reason or 'no reason given'}" for rank, reason in sorted(down.items()))
+            raise MembersMissingError(frozenset(down), f"epoch {update.epoch} lacks {said}")
+
+    def enter_next(self, timeout: float) -> None:
+        """Wait until the ranks of the epoch that was asked for are ready, part from the present ones and meet those.
+
+        Raises:
+            MembersMissingError: ranks that are not ready in time, or cannot be met.
+            JobFailedError: the hub has ended the job.
+        """
+        epoch = self._asked.epoch
+
+        def told(update: JobUpdate) -> bool:
+            if update.epoch != epoch:
+                return False
+            self._check_next(update)
+            return update.state is not JobState.PLACED
+
+        update = self._watch.wait_for(told, timeout)
+        if update is None:
+            latest = self._watch.latest
+            here = {c.rank for c in latest.workers if c.state is WorkerState.READY} if latest is not None else set()
+            late = frozenset(range(self._asked.parallel.world_size)) - here
+            raise MembersMissingError(late, f"epoch {epoch}: not ready within {timeout:g} s: ranks {sorted(late)}")
+        if update.state is not JobState.RUNNING or update.topology is None:
+            raise JobFailedError(f"job {self.job_id} is {update.state.value}: {update.reason or 'no reason given'}")
+        if not self._plane.closed:
+            self.leave()
+        self._meet(update)
+
+    def _meet(self, update: JobUpdate) -> None:
+        assert update.topology is not None
+        try:
+            plane = dial(update, self.job_id, update.epoch, self._asked.key_pem, self._dialing.later(), self._clock)
+        except PeerLostError as error:
+            raise MembersMissingError(frozenset({error.rank}), f"epoch {update.epoch}: {error}") from error
+        except (TransportError, HandshakeError) as error:
+            raise MembersMissingError(frozenset(), f"epoch {update.epoch}: {error}") from error
+        self._plane, self.topology = plane, update.topology
+        self._sequence, self._accused = 0, set()
+        self.snapshots = SnapshotReader(plane)
+
     def member(self, rank: int) -> Member:
         return next(member for member in self.topology.members if member.rank == rank)
 
@@ -336,58 +443,7 @@ class JobConnection:
                 send_named(self._plane, rank, Channel.CONTROL, number, {"command": command.value}, {})
         if state is JobState.FINISHED:
             with contextlib.suppress(DistensorError):
-                self._collect(sequence, {}, self._end_seconds)
+                self._collect(sequence, {}, self._end_seconds, self.ranks)
         with contextlib.suppress(DistensorError):
             self._client.end_job(self.job_id, state, reason)
         self._plane.close()
-
-
-def wait_until_running(watch: JobWatch, job_id: JobId, timeout: float) -> JobUpdate:
-    update = watch.wait_for(lambda seen: seen.state is not JobState.PLACED, timeout)
-    if update is None and watch.over:
-        raise JobFailedError(f"job {job_id}: the hub says nothing more of it; the session may have been closed")
-    if update is None:
-        waiting = watch.latest
-        states = "" if waiting is None else ", ".join(f"rank {c.rank} {c.state.value}" for c in waiting.workers)
-        raise PlacementError(
-            f"job {job_id}: not all workers were ready after {timeout:.0f} s ({states or 'none has said anything'}); "
-            "look at the dashboard of the nodes"
-        )
-    if update.state is not JobState.RUNNING or update.topology is None or update.certificate is None:
-        raise JobFailedError(f"job {job_id} is {update.state.value}: {update.reason or 'no reason given'}")
-    return update
-
-
-def _limits(largest_tensor: int) -> FrameLimits:
-    """A message holds one part, or one tensor where that is larger."""
-    body = max(4 * PART_BYTES, 2 * largest_tensor)
-    return FrameLimits(body=body, queued=body)
-
-
-def _dial(
-    update: JobUpdate,
-    job_id: JobId,
-    epoch: Epoch,
-    key_pem: bytes,
-    timeouts: Timeouts,
-    limits: FrameLimits,
-    clock: Clock,
-) -> DataPlane:
-    topology, certificate = update.topology, update.certificate
-    assert topology is not None
-    assert certificate is not None
-    return DataPlane.open(
-        me=PeerId(job_id=job_id, epoch=epoch, rank=Rank(DRIVER_RANK)),
-        credentials=Credentials(
-            key_pem=key_pem,
-            certificate_pem=certificate.certificate_pem,
-            authority_pem=certificate.authority_pem,
-        ),
-        listener=None,
-        peers={m.rank: places_at((m.host, *m.hosts), m.port) for m in topology.members},
-        timeouts=timeouts,
-        limits=limits,
-        clock=clock,
-        local=LocalMeeting(),
-        relay=relay_at(topology.relay),
-    )

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from distensor.core import DRIVER_RANK, Clock, Rank, RankLayout
+from distensor.core import DRIVER_RANK, Clock, ParallelConfig, Rank, RankLayout
 from distensor.core.control import JobState, MeshMeasures, Topology, Unit, UnitKey
+from distensor.core.errors import StateLostError, WorkerLostError
 from distensor.optim import OptimizerSpec
 from distensor.optim.updater import kept_dtype
+from distensor.sync import Sync
 from distensor.training.admission import admit
 from distensor.training.batches import row_count, row_major, split_rows
 from distensor.training.checkpoint_model import model_tensors
 from distensor.training.job_snapshot import JobSnapshot, copy_seconds, state_for, wanted_of, wholes_of
 from distensor.training.measures import mesh_measures
+from distensor.training.members import Membership
 from distensor.training.pacing import PipelinePacer
 from distensor.training.receipts import ReceiptSender
 from distensor.training.replicas import ReplicaWatch
@@ -25,11 +30,11 @@ from distensor.training.replies import (
     LinkBytes,
     Reply,
     agreed,
-    layout_bytes,
     read_loss,
     read_step,
 )
 from distensor.training.results import StepResult
+from distensor.training.step_results import Attempt, load_words, most_bytes, slowest_of, step_result, wanted_tensors
 from distensor.transport.driver import Command
 
 if TYPE_CHECKING:
@@ -41,10 +46,12 @@ if TYPE_CHECKING:
     from distensor.training.connection import JobConnection
     from distensor.training.options import TrainerOptions
     from distensor.training.pieces import MeshPieces
-    from distensor.training.replies import Layout, StepReply
+    from distensor.training.replies import Layout
     from distensor.training.sessions import Session
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 RECEIPT_SECONDS = 10.0
 
@@ -64,6 +71,7 @@ class TrainingJob:
         note_measures: Callable[[MeshMeasures], None],
         note_links: Callable[[Topology, Mapping[int, Sequence[LinkBytes]]], None] | None = None,
         optimizer: OptimizerSpec | None = None,
+        restorable: Callable[[], bool] = lambda: False,
     ) -> None:
         self._optimizer = optimizer
         self._snapshots = 0
@@ -78,14 +86,24 @@ class TrainingJob:
         self._measured = False
         self._apart = False
         self._row_inputs = row_major(pieces.first.batch_inputs)
-        layout = RankLayout(options.parallel)
-        self._replica_of = {rank: layout.coordinates(rank).dp for rank in connection.ranks}
-        self._inputs_of_rank = {rank: pieces.inputs_of(rank) for rank in connection.ranks}
-        self._pacer = PipelinePacer(parallel=options.parallel, schedule=options.schedule, stages=options.stages)
+        self._take_mesh(options.parallel)
         self._tokens_per_second: float | None = None
         self._micro_batches_done = 0
         self._rank_links: dict[int, tuple[LinkBytes, ...]] = {}
-        self._replicas = ReplicaWatch(layout, pieces.trained_elements())
+        self._earlier_links: Counter[tuple[int, int]] = Counter()
+        self._members: Membership | None = None
+        if options.elastic and (optimizer is None or not optimizer.keeps_apart):
+            connection.exit_reason_seconds = 0.0
+            self._members = Membership(
+                connection,
+                replicas=options.parallel.data_parallel,
+                clock=clock,
+                bytes_per_rank=lambda parallel: replace(pieces, parallel=parallel).bytes_per_rank(),
+                equal=options.sync is Sync.ALLREDUCE,
+                cut=options.sync is Sync.ZERO3,
+                restorable=restorable,
+                on_change=self._take_mesh,
+            )
 
     @classmethod
     def start(
@@ -100,8 +118,11 @@ class TrainingJob:
         loss_weight: LossWeight,
         example: Any,
         restored: Saved | None = None,
+        restorable: Callable[[], bool] = lambda: False,
     ) -> TrainingJob:
         """Capture and cut the model, place the job, ship the stages, and the optimizer state of `restored`.
+
+        `restorable` says whether the caller can bring back the state of ranks that are lost.
 
         Raises:
             UserError: the model cannot be cut, or the mesh cannot carry it; no worker has been asked.
@@ -124,6 +145,7 @@ class TrainingJob:
             optimizer=optimizer,
             note_measures=session.note_measures,
             note_links=session.note_links,
+            restorable=restorable,
         )
         try:
             job._load(optimizer)
@@ -133,6 +155,20 @@ class TrainingJob:
             job.end(JobState.FAILED, f"{type(error).__name__}: {error}")
             raise
         return job
+
+    def _take_mesh(self, parallel: ParallelConfig) -> None:
+        """What follows from who the ranks are. Stages and their cut along tp and cp stay what they were."""
+        self._pieces = replace(self._pieces, parallel=parallel)
+        layout, ranks = RankLayout(parallel), range(parallel.world_size)
+        self._replica_of = {rank: layout.coordinates(rank).dp for rank in ranks}
+        self._inputs_of_rank = {rank: self._pieces.inputs_of(rank) for rank in ranks}
+        self._replicas = ReplicaWatch(layout, self._pieces.trained_elements())
+        self._pacer = PipelinePacer(parallel=parallel, schedule=self._options.schedule, stages=self._options.stages)
+
+    @property
+    def replicas(self) -> int:
+        """How many take part now."""
+        return self._pieces.parallel.data_parallel
 
     @property
     def topology(self) -> Topology:
@@ -150,9 +186,13 @@ class TrainingJob:
     def bytes_per_link(self) -> dict[tuple[int, int], int]:
         """Bytes sent from one place to another, (from, to); -1 is this trainer. Counted on the sockets by the sender.
 
-        The figures of the ranks are those of the end of the newest step.
+        The figures of the ranks are those of the end of the newest step. Where members have changed, the number of a
+        rank may have been that of several processes, one after the other.
         """
-        sent = {(int(DRIVER_RANK), rank): link.bytes_sent for rank, link in self._connection.stats().items()}
+        return dict(self._earlier_links + self._present_links())
+
+    def _present_links(self) -> Counter[tuple[int, int]]:
+        sent = Counter({(int(DRIVER_RANK), rank): link.bytes_sent for rank, link in self._connection.stats().items()})
         for rank, links in self._rank_links.items():
             sent.update({(rank, link.peer): link.sent for link in links})
         return sent
@@ -164,36 +204,98 @@ class TrainingJob:
 
         Raises:
             WorkerFailedError: an answer that is none, or ranks that do not agree.
+            WorkerLostError: a rank was lost, and the job cannot go on without it.
+            StateLostError: the job goes on, but what the ranks held is gone.
         """
-        parts = self._split(batches)
-        before, started = self._bytes(), self._clock.monotonic()
-        meta = {"step": number, "lr": lr, "total_steps": total_steps, "tokens_per_second": self._tokens_per_second}
+        before, started = self._connection.bytes_moved(), self._clock.monotonic()
+        while True:
+            if self._members is not None:
+                self._with_members(self._members.tend)
+            attempt = Attempt(
+                parts=self._split(batches),
+                epoch=self._connection.epoch,
+                replica_of=self._replica_of,
+                total_steps=total_steps,
+            )
+            try:
+                replies = self._run_step(number, attempt, lr)
+            except WorkerLostError as error:
+                replies = self._recover(error, number)
+            if replies:
+                return self._finish(number, lr, attempt, replies, before, started)
+
+    def _run_step(self, number: int, attempt: Attempt, lr: float) -> list[Reply]:
+        meta = {
+            "step": number,
+            "lr": lr,
+            "total_steps": attempt.total_steps,
+            "tokens_per_second": self._tokens_per_second,
+        }
         meta |= self._pacer.order()
-        depths = self._pacer.depths
-        replies = self._send(Command.STEP, meta, parts)
+        return self._send(Command.STEP, meta, attempt.parts)
+
+    def _finish(
+        self,
+        number: int,
+        lr: float,
+        attempt: Attempt,
+        replies: list[Reply],
+        before: tuple[int, int],
+        started: float,
+    ) -> tuple[StepResult, bool]:
+        """`attempt` is the one that the ranks committed, or did not."""
         seconds = self._clock.monotonic() - started
-        after = self._bytes()
+        after, depths = self._connection.bytes_moved(), self._pacer.depths
         answers = [read_step(reply, self._connection.ranks) for reply in replies]
         committed = bool(agreed(replies, "committed", [answer.committed for answer in answers]))
         agreed(replies, "loss", [answer.loss for answer in answers])
         agreed(replies, "gradient norm", [answer.grad_norm for answer in answers])
         agreed(replies, "weight", [answer.weight for answer in answers])
-        result = _step_result(
-            number, lr, answers, seconds, after[0] - before[0], after[1] - before[1], depths, _slowest(replies, answers)
-        )
+        moved = after[0] - before[0], after[1] - before[1]
+        result = step_result(number, lr, answers, seconds, *moved, depths, slowest_of(replies, answers))
         self._rank_links = {reply.rank: answer.links for reply, answer in zip(replies, answers, strict=True)}
         if self._note_links is not None:
             self._note_links(self.topology, self._rank_links)
-        result = self._replicas.complete(result, replies, answers)
+        if len(replies) == len(attempt.replica_of):  # else some came in just now
+            result = self._replicas.complete(result, replies, answers)
         figures = {reply.rank: answer.figures for reply, answer in zip(replies, answers, strict=True)}
-        self._pacer.observe(figures, max(map(len, parts)))
-        self._tell_measures(parts)
+        self._pacer.observe(figures, max(map(len, attempt.parts)))
+        self._tell_measures(attempt.parts)
         if committed:
             sparse = None if self._optimizer is None else self._optimizer.sparse
-            self._apart = sparse is not None and not sparse.exchanges(number, total_steps)
+            self._apart = sparse is not None and not sparse.exchanges(number, attempt.total_steps)
             self._tokens_per_second = result.tokens_per_second
-            self._report_units(number, [len(part) for part in parts])
+            self._report_units(number, attempt)
         return result, committed
+
+    def _recover(self, error: WorkerLostError, number: int | None) -> list[Reply]:
+        """The answers of the ranks, where step `number` is committed after all."""
+        if self._members is None:
+            raise error
+        members = self._members
+        self._earlier_links += self._present_links()
+        self._rank_links = {}
+        return self._with_members(lambda: members.recover(error, number))
+
+    def _with_members(self, change: Callable[[], T]) -> T:
+        try:
+            return change()
+        except StateLostError:
+            self._load(self._loaded_optimizer)
+            raise
+
+    @property
+    def _loaded_optimizer(self) -> OptimizerSpec:
+        assert self._optimizer is not None, "loaded"
+        return self._optimizer
+
+    def _persisting(self, ask: Callable[[], T]) -> T:
+        """Ask again in the next epoch where the present one ends meanwhile."""
+        while True:
+            try:
+                return ask()
+            except WorkerLostError as error:
+                self._recover(error, None)
 
     def _tell_measures(self, parts: Sequence[Sequence[Mapping[str, Tensor]]]) -> None:
         """Once, when the ranks have measured themselves and their links."""
@@ -204,13 +306,14 @@ class TrainingJob:
             self._note_measures(mesh_measures(self._pieces, self.topology, figures, mean))
             self._measured = True
 
-    def _report_units(self, step: int, micro_batches: Sequence[int]) -> None:
+    def _report_units(self, step: int, attempt: Attempt) -> None:
+        """For the epoch in which the work was done, by whoever did it, those included that are lost since."""
         units = [
             Unit(
-                key=UnitKey(job_id=self._connection.job_id, epoch=self._connection.epoch, step=step, rank=Rank(rank)),
-                micro_batches=micro_batches[replica],
+                key=UnitKey(job_id=self._connection.job_id, epoch=attempt.epoch, step=step, rank=Rank(rank)),
+                micro_batches=len(attempt.parts[replica]),
             )
-            for rank, replica in self._replica_of.items()
+            for rank, replica in attempt.replica_of.items()
         ]
         done = [unit for unit in units if unit.micro_batches > 0]
         self._micro_batches_done += sum(unit.micro_batches for unit in done)
@@ -223,10 +326,13 @@ class TrainingJob:
 
     def evaluate(self, batch: Any) -> tuple[float, float]:
         """(mean loss, number of real elements); the loss is NaN where there is no real element."""
-        return self._agreed_loss(self._send(Command.EVALUATE, {}, self._split([batch])))
+        return self._agreed_loss(self._persisting(lambda: self._send(Command.EVALUATE, {}, self._split([batch]))))
 
     def gradients(self, batches: Sequence[Any], step: int = 0) -> tuple[float, dict[str, Tensor]]:
         """(mean loss over all `batches`, full gradients by parameter name), with the dropout of `step`."""
+        return self._persisting(lambda: self._ask_gradients(batches, step))
+
+    def _ask_gradients(self, batches: Sequence[Any], step: int) -> tuple[float, dict[str, Tensor]]:
         layouts = self._pieces.replies(gradients=True)
         replies = self._send(Command.GRADIENTS, {"step": step}, self._split(batches), layouts)
         return self._agreed_loss(replies)[0], self._pieces.merge(replies, layouts)
@@ -238,8 +344,11 @@ class TrainingJob:
 
     def state(self) -> dict[str, Tensor]:
         """Parameters and buffers by their names in the module, whole, from the first replica."""
+        return self._persisting(self._ask_state)
+
+    def _ask_state(self) -> dict[str, Tensor]:
         layouts = self._pieces.replies(gradients=False)
-        replies = self._connection.command(Command.STATE, {}, extra=_wanted(layouts), most_bytes=_most(layouts))
+        replies = self._collect({}, layouts)
         fresh = self._pieces.merge(replies, layouts)
         module = self._model.module
         kept = module.state_dict().keys()
@@ -251,13 +360,25 @@ class TrainingJob:
 
     def averages(self) -> dict[str, Tensor]:
         """The moving average of the trainable weights, in fp32 or wider; everything else as it is."""
+        return {**self.state(), **self._persisting(self._ask_averages)}
+
+    def _ask_averages(self) -> dict[str, Tensor]:
         layouts = {
             rank: {key: (kept_dtype(dtype), shape) for key, (dtype, shape) in layout.items()}
             for rank, layout in self._pieces.replies(gradients=True).items()
         }
-        meta = {"averages": True}
-        replies = self._connection.command(Command.STATE, meta, extra=_wanted(layouts), most_bytes=_most(layouts))
-        return {**self.state(), **self._pieces.merge(replies, layouts)}
+        replies = self._collect({"averages": True}, layouts)
+        return self._pieces.merge(replies, layouts)
+
+    def _collect(self, meta: Mapping[str, Any], layouts: Mapping[int, Layout]) -> list[Reply]:
+        wanted, most = wanted_tensors(layouts), most_bytes(layouts)
+        return self._connection.command(Command.STATE, meta, extra=wanted, most_bytes=most)
+
+    def digests(self) -> list[str]:
+        """A hash of all that each rank holds, weights and optimizer state, in rank order: equal on ranks of one place,
+        where replicas hold the same."""
+        replies = self._persisting(lambda: self._connection.command(Command.DIGEST, {}))
+        return [str(reply.meta.get("digest"))[:64] for reply in replies]
 
     def copy_into_module(self) -> None:
         fresh = self.state()
@@ -268,6 +389,9 @@ class TrainingJob:
 
     def push(self) -> None:
         """Send the module's present weights to all ranks."""
+        self._persisting(self._push)
+
+    def _push(self) -> None:
         current = _named(self._model.module).keys()
         tensors = {
             rank: {
@@ -281,22 +405,28 @@ class TrainingJob:
         self._connection.command(Command.REPLACE, {}, tensors)
 
     def snapshot(self) -> JobSnapshot:
-        """Let all ranks copy what they hold; the copies can be read while training goes on."""
-        assert self._optimizer is not None, "loaded"
+        """Let all ranks copy what they hold; the copies can be read while training goes on, as long as no member
+        changes."""
+        return self._persisting(self._take_snapshot)
+
+    def _take_snapshot(self) -> JobSnapshot:
         self._snapshots += 1
-        wanted = {rank: {"wanted": keys} for rank, keys in wanted_of(self._pieces, self._optimizer).items()}
+        wanted = {rank: {"wanted": keys} for rank, keys in wanted_of(self._pieces, self._loaded_optimizer).items()}
         replies = self._connection.command(Command.SNAPSHOT, {"number": self._snapshots}, extra=wanted)
         tensors = model_tensors(self._model.module).tensors
         return JobSnapshot(
             number=self._snapshots,
             reader=self._connection.snapshots,
-            wholes=wholes_of(self._pieces, self._optimizer, list(tensors), replies),
+            wholes=wholes_of(self._pieces, self._loaded_optimizer, list(tensors), replies),
             module=tensors,
             copy_seconds=copy_seconds(replies),
         )
 
     def restore(self, saved: Saved) -> None:
         """Bring the optimizer state of a checkpoint to the ranks; their weights are the module's already."""
+        self._persisting(lambda: self._restore(saved))
+
+    def _restore(self, saved: Saved) -> None:
         tensors = {rank: state_for(self._pieces, saved, rank) for rank in self._connection.ranks}
         self._connection.command(Command.RESTORE, {}, tensors)
 
@@ -318,18 +448,7 @@ class TrainingJob:
             )
 
     def _load(self, optimizer: OptimizerSpec) -> None:
-        meta = {
-            "schedule": self._options.schedule.value,
-            "stages": self._options.stages,
-            "optimizer": optimizer.to_json(),
-            "clip_norm": self._options.clip_norm,
-            "norm_type": self._options.norm_type.value,
-            "seed": self._options.seed,
-            "tied": self._pieces.tied,
-            "sharded": self._pieces.sharded,
-            "recompute": self._options.recompute.value,
-            "sync": self._options.sync.value,
-        }
+        meta = load_words(self._options, self._pieces, optimizer)
         tensors = {rank: self._parts_of(rank) for rank in self._connection.ranks}
         self._connection.command(Command.LOAD, meta, tensors)
 
@@ -343,7 +462,7 @@ class TrainingJob:
 
     def _split(self, batches: Sequence[Any]) -> list[list[dict[str, Tensor]]]:
         """The micro-batches of each replica, batch after batch."""
-        parts: list[list[dict[str, Tensor]]] = [[] for _ in range(self._options.parallel.data_parallel)]
+        parts: list[list[dict[str, Tensor]]] = [[] for _ in range(self.replicas)]
         for batch in batches:
             flat = self._pieces.first.flatten_batch(batch)
             rows = row_count(flat, self._row_inputs)
@@ -361,65 +480,19 @@ class TrainingJob:
         layouts: Mapping[int, Layout] | None = None,
     ) -> list[Reply]:
         layouts = layouts or {}
-        wanted = _wanted(layouts)
+        wanted = wanted_tensors(layouts)
         extra = {
             rank: {"micro_batches": len(parts[replica]), **wanted.get(rank, {})}
             for rank, replica in self._replica_of.items()
         }
         tensors = {rank: self._inputs_of(rank, parts) for rank in self._replica_of}
-        return self._connection.command(command, meta, tensors, extra, _most(layouts))
+        return self._connection.command(command, meta, tensors, extra, most_bytes(layouts))
 
     def _inputs_of(self, rank: int, parts: Sequence[Sequence[Mapping[str, Tensor]]]) -> dict[str, Tensor]:
         """The slices of the batch that this rank's stages read, by "micro/name"."""
         names, own = self._inputs_of_rank[rank], parts[self._replica_of[rank]]
         return {f"{micro}/{name}": part[name] for micro, part in enumerate(own) for name in names}
 
-    def _bytes(self) -> tuple[int, int]:
-        stats = self._connection.stats().values()
-        return sum(link.bytes_sent for link in stats), sum(link.bytes_received for link in stats)
-
 
 def _named(module: torch.nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-
-def _wanted(layouts: Mapping[int, Layout]) -> dict[int, dict[str, list[str]]]:
-    return {rank: {"wanted": list(layout)} for rank, layout in layouts.items()}
-
-
-def _most(layouts: Mapping[int, Layout]) -> dict[int, int]:
-    return {rank: layout_bytes(layout) for rank, layout in layouts.items()}
-
-
-def _slowest(replies: Sequence[Reply], answers: Sequence[StepReply]) -> str:
-    """Rank and node that the others wait for, where there are others."""
-    longest = max(range(len(answers)), key=lambda index: answers[index].compute_seconds)
-    return replies[longest].who if len(replies) > 1 else ""
-
-
-def _step_result(
-    number: int,
-    lr: float,
-    answers: Sequence[StepReply],
-    seconds: float,
-    sent: int,
-    received: int,
-    warm_up: tuple[int, ...],
-    slowest: str,
-) -> StepResult:
-    return StepResult(
-        step=number,
-        loss=answers[0].loss,
-        tokens=int(answers[0].weight),
-        grad_norm=answers[0].grad_norm,
-        lr=lr,
-        bytes_sent=sent,
-        bytes_received=received,
-        seconds=seconds,
-        compute_seconds=max(answer.compute_seconds for answer in answers),
-        sync_seconds=max(answer.sync_seconds for answer in answers),
-        wait_seconds=max(answer.wait_seconds for answer in answers),
-        warm_up=warm_up,
-        memory=tuple(answer.memory for answer in answers),
-        slowest=slowest,
-    )

@@ -55,6 +55,7 @@ class TrainerOptions:
     accumulate: int
     seed: int
     sync: Sync = Sync.ALLREDUCE
+    elastic: bool = True
     checkpoint: CheckpointOptions | None
 
     @classmethod
@@ -76,6 +77,7 @@ class TrainerOptions:
         checkpoint: object = None,
         checkpoint_every: object = None,
         checkpoint_keep: object = None,
+        elastic: object = True,
         context_shares: Sequence[int] | None = None,
         **choices: Any,
     ) -> TrainerOptions:
@@ -105,6 +107,7 @@ class TrainerOptions:
             "context_shares": problems.check(_context_shares, context_shares, parallel),
             "accumulate": problems.check(_integer, "accumulate", accumulate, at_least=1),
             "seed": problems.check(_integer, "seed", seed, at_least=0),
+            "elastic": problems.check(_flag, "elastic", elastic),
             "checkpoint": problems.check(checkpoint_options, checkpoint, checkpoint_every, checkpoint_keep),
         }
         problems.report()
@@ -166,6 +169,12 @@ def _context_shares(value: Sequence[int] | None, parallel: ParallelConfig) -> tu
 def _integer(keyword: str, value: object, *, at_least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
         raise ConfigError(f"{keyword}={value!r}: expected an integer of at least {at_least}")
+    return value
+
+
+def _flag(keyword: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{keyword}={value!r}: expected True or False")
     return value
 
 

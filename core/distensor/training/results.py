@@ -82,6 +82,12 @@ class History:
 
     steps: list[StepResult] = field(default_factory=list)
 
+    def add(self, result: StepResult) -> None:
+        """The next step. One that was taken before, and was lost with the workers, is replaced by its repetition."""
+        while self.steps and self.steps[-1].step >= result.step:
+            self.steps.pop()
+        self.steps.append(result)
+
     @property
     def losses(self) -> list[float]:
         return [result.loss for result in self.steps]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +14,7 @@ from distensor.core.errors import (
     BatchError,
     ConfigError,
     DivergedError,
-    JobFailedError,
-    UserError,
+    StateLostError,
 )
 from distensor.core.ids import is_valid_name
 from distensor.core.problems import Problems
@@ -28,9 +25,12 @@ from distensor.training.checkpointing import Checkpointing, Feed, needed
 from distensor.training.job import TrainingJob
 from distensor.training.optimizer_words import check_slices, read_optimizer
 from distensor.training.options import TrainerOptions
+from distensor.training.progress import ProgressBar
 from distensor.training.rates import rate_of, resolved_schedule
 from distensor.training.results import History, Parity, StepResult
+from distensor.training.rewinding import resuming
 from distensor.training.sessions import Session, current_session
+from distensor.training.standing import Standing
 from distensor.training.windows import check_counts, count_steps
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ class Trainer:
             "ring" (least memory), "ulysses" (heads for chunks; at most as many ranks as heads).
         context_shares: proportions of the parts of the sequence, a positive integer for each rank of context_parallel:
             [3, 1] gives the first rank three quarters of the positions. By default all are equal.
+        elastic: go on when workers are lost (docs/elastic.md): with the replicas that are left, later with new ones, or
+            from the latest checkpoint. False: the job ends with an error.
         seed: of dropout.
         name: of the job, as providers see it.
         progress: show a progress bar in `fit`; by default where standard error is a terminal.
@@ -122,6 +124,7 @@ class Trainer:
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
         checkpoint_keep: int | None = None,
+        elastic: bool = True,
         backend: str = "tls",
         seed: int = 0,
         name: str = "training",
@@ -149,6 +152,7 @@ class Trainer:
             backend=backend,
             lr_schedule=lr_schedule,
             seed=seed,
+            elastic=elastic,
         )
         problems.check(_check_name, name)
         spec = problems.check(read_optimizer, model, optimizer, lr, optimizer_options, ema, sync, sync_options)
@@ -170,9 +174,7 @@ class Trainer:
         self._attached: Session | None = None
         self._job: TrainingJob | None = None
         self._step = 0
-        self._ended = False
-        self._failure = ""
-        self._using = threading.RLock()
+        self._standing = Standing(name)
         self._checkpoints = None if options.checkpoint is None else Checkpointing(options.checkpoint)
         self._resumed: Saved | None = None
         self._feed: Feed | None = None
@@ -213,7 +215,9 @@ class Trainer:
         Raises:
             ConfigError, CheckpointError: the checkpoint is damaged, or not of this model, optimizer or data.
             BatchError: the data holds no batch, or one that cannot be cut.
-            WorkerLostError, WorkerFailedError: a rank ended; `on_step` has been called with every step before it.
+            WorkerLostError, WorkerFailedError: a rank ended, and the job cannot go on without it; `on_step` has been
+                called with every step before it.
+            StateLostError: the same, where nobody holds a part of the model any longer and there is no checkpoint.
         """
         check_counts(epochs, max_steps)
         if epochs > 1 and isinstance(data, Iterator):
@@ -221,30 +225,44 @@ class Trainer:
                 f"fit(epochs={epochs}): {type(data).__name__} can be iterated once; give a list or a loader"
             )
         history = History()
-        accumulate = self.options.accumulate
         if resume and self._resumed is None:
             self.resume()
-        feed = self._feed = Feed(data, self._resumed if resume else None)
-        total = count_steps(data, epochs=epochs, accumulate=accumulate, max_steps=max_steps)
+        feed = Feed(data, self._resumed if resume else None)
+        total = count_steps(data, epochs=epochs, accumulate=self.options.accumulate, max_steps=max_steps)
         total = None if total is None else max(0, total - feed.steps)
         self._lr_schedule = resolved_schedule(self._lr_schedule, self._step, total)
-        with _progress_bar(self.name, total, shown=self._progress) as bar, feed:
-            for window in feed.windows(epochs=epochs, accumulate=accumulate, max_steps=max_steps):
-                result = self.step(*window, total_steps=None if total is None else self._base_total(history, total))
-                history.steps.append(result)
+        last = None if total is None else self._step + total
+
+        def steps(feed: Feed) -> Iterator[StepResult]:
+            self._feed = feed
+            with feed:
+                for window in feed.windows(epochs=epochs, accumulate=self.options.accumulate, max_steps=max_steps):
+                    yield self.step(*window, total_steps=last)
+
+        with ProgressBar(self.name, total, shown=self._progress) as bar:
+            for result in resuming(steps, feed, lambda error: self._rewound(error, data)):
+                history.add(result)
                 bar.update(result)
                 if on_step is not None:
                     on_step(result)
         if self._job is not None:
-            with self._noting_failure():
+            with self._standing.noting_failure():
                 self._job.exchange()
         self.pull()
         if self._checkpoints is not None and history.steps and not self._checkpoints.is_saved(self._step):
             self.save_checkpoint()
         return history
 
-    def _base_total(self, history: History, total: int) -> int:
-        return self._step - len(history) + total
+    def _rewound(self, error: StateLostError, data: Iterable[Any]) -> Feed:
+        """The data from where the latest checkpoint was saved; raises `error` where there is none."""
+        if self._checkpoints is not None:
+            self._checkpoints.settle()
+            if self._checkpoints.folder.find() is not None:
+                self.resume()
+        if self._step > 0:
+            self._standing.give_up_unless_regained(error)
+        self._standing.lost = None
+        return Feed(data, self._resumed)
 
     def step(self, *batches: Any, total_steps: int | None = None) -> StepResult:
         """One optimizer step over the whole of `batches`, usually one.
@@ -261,7 +279,7 @@ class Trainer:
         number = self._step + 1
         rate = rate_of(self._lr_schedule, self.lr, number)
         job = self._ready(*batches)
-        with self._noting_failure():
+        with self._standing.noting_failure():
             result, committed = job.step(number, batches, rate, total_steps)
         if result.tokens == 0:
             raise BatchError(f"step {number}: the batch holds no element to take a loss over; nothing was updated")
@@ -282,7 +300,7 @@ class Trainer:
         total = weight = 0.0
         for batch in data:
             job = self._ready(batch)
-            with self._noting_failure():
+            with self._standing.noting_failure():
                 loss, count = job.evaluate(batch)
             if count > 0:
                 total, weight = total + loss * count, weight + count
@@ -293,7 +311,7 @@ class Trainer:
     def gradients(self, *batches: Any) -> dict[str, Tensor]:
         """The full gradient of the mean loss over `batches` by parameter name, without an update."""
         job = self._ready(*batches)
-        with self._noting_failure():
+        with self._standing.noting_failure():
             return job.gradients(batches, self._step + 1)[1]
 
     def check_parity(self, batch: Any) -> Parity:
@@ -311,7 +329,7 @@ class Trainer:
                 f"check_parity: {', '.join(job.drawing_modules[:5])} draws random numbers in training, so no two runs "
                 "are equal; set its dropout to 0 for the check"
             )
-        with self._noting_failure():
+        with self._standing.noting_failure():
             loss, gradients = job.gradients([batch])
         return compare(self.model.module, batch, self._loss, loss, gradients, self.options.precision)
 
@@ -319,7 +337,7 @@ class Trainer:
         """The full, unsharded weights and buffers by name; a tied weight is there once."""
         if self._job is None:
             return {name: tensor.detach().clone() for name, tensor in self.model.module.state_dict().items()}
-        with self._noting_failure():
+        with self._standing.noting_failure():
             return self._job.state()
 
     def ema_state_dict(self) -> dict[str, Tensor]:
@@ -332,13 +350,13 @@ class Trainer:
             raise ConfigError("ema_state_dict: this trainer keeps no moving average; make it with ema=0.999")
         if self._job is None:
             return self.state_dict()
-        with self._noting_failure():
+        with self._standing.noting_failure():
             return self._job.averages()
 
     def pull(self) -> None:
         """Copy the weights of the mesh into `model.module`."""
         if self._job is not None:
-            with self._noting_failure():
+            with self._standing.noting_failure():
                 self._job.copy_into_module()
 
     def save(self, path: str) -> None:
@@ -357,7 +375,7 @@ class Trainer:
 
         load_weights(path, self.model.module)
         if self._job is not None:
-            with self._noting_failure():
+            with self._standing.noting_failure():
                 self._job.push()
 
     def save_checkpoint(self) -> Path:
@@ -368,7 +386,7 @@ class Trainer:
             StoreError: it cannot be written. What was complete before still is.
         """
         checkpoints = needed(self._checkpoints, "save_checkpoint")
-        self._check_alive()
+        self._standing.check_alive()
         if self._job is None:
             raise ConfigError("save_checkpoint: no step has been taken, so there is no optimizer state yet")
         checkpoints.settle()
@@ -376,7 +394,7 @@ class Trainer:
         return checkpoints.wait()
 
     def _begin_save(self, checkpoints: Checkpointing, job: TrainingJob) -> None:
-        with self._noting_failure():
+        with self._standing.noting_failure():
             snapshot = job.snapshot()
         run = run_settings(self.options, self._optimizer, self.lr, self._lr_schedule)
         checkpoints.begin(self._step, snapshot, self.model.module, run, self._feed)
@@ -397,28 +415,25 @@ class Trainer:
             ConfigError: it is of another model or optimizer, or there is none of `step`; nothing was changed.
         """
         checkpoints = needed(self._checkpoints, "resume")
-        self._check_alive()
+        self._standing.check_alive()
         found = checkpoints.load(step, self.model.module, self._optimizer, self._lr_schedule)
         if found is not None:
             if self._job is not None:
-                with self._noting_failure():
+                with self._standing.noting_failure():
                     self._job.push()
                     self._job.restore(found.saved)
             self._step, self.lr, self._lr_schedule = found.step, found.lr, found.schedule
+            self._standing.lost = None
             self._resumed = found.saved
             warn_of_changes(found, run_settings(self.options, self._optimizer, self.lr, self._lr_schedule))
         return self._step
 
-    def _check_alive(self) -> None:
-        if self._ended or self._failure:
-            why = f": {self._failure}" if self._failure else ""
-            raise JobFailedError(f"trainer {self.name!r} has ended{why}; make a new Trainer to go on from model.module")
-
     def _ready(self, *batches: Any) -> TrainingJob:
         if not batches:
             raise BatchError("a step needs at least one batch")
-        self._check_alive()
-        with self._exclusive():
+        self._standing.check_alive()
+        self._standing.check_state()
+        with self._standing.exclusive():
             if self._job is None:
                 self._job = self._start(batches[0])
         return self._job
@@ -437,43 +452,26 @@ class Trainer:
             loss_weight=self._loss_weight,
             example=batch,
             restored=self._resumed,
+            restorable=self._is_restorable,
         )
 
-    @contextmanager
-    def _noting_failure(self) -> Iterator[None]:
-        """After an error of the job itself, this trainer has ended; after one of the user's batch it has not."""
-        try:
-            with self._exclusive():
-                yield
-        except UserError:
-            raise
-        except KeyboardInterrupt:
-            self._failure = "interrupted in the middle of a command"
-            raise
-        except BaseException as error:  # whatever it was, the ranks may be in the middle of a command
-            self._failure = f"{type(error).__name__}: {error}"
-            raise
-
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        if not self._using.acquire(blocking=False):
-            raise ConfigError(f"trainer {self.name!r} is in use by another thread; a Trainer belongs to one at a time")
-        try:
-            yield
-        finally:
-            self._using.release()
+    def _is_restorable(self) -> bool:
+        if self._checkpoints is None:
+            return self._step == 0
+        self._checkpoints.settle()
+        return self._step == 0 or self._checkpoints.folder.find() is not None
 
     @property
     def failure(self) -> str:
         """Why the job failed; empty while it has not."""
-        return self._failure
+        return self._standing.failure
 
     def close(self, *, failed: str = "") -> None:
         """End the job and give its workers back. The session does it too; safe to call twice."""
-        if self._ended:
+        if self._standing.ended:
             return
-        self._ended = True
-        reason = self._failure or failed
+        self._standing.ended = True
+        reason = self._standing.failure or failed
         if self._checkpoints is not None:
             self._checkpoints.close(failed=bool(reason))
         if self._job is not None:
@@ -491,9 +489,3 @@ class Trainer:
 def _check_name(name: str) -> None:
     if not is_valid_name(name):
         raise ConfigError(f"name={name!r}: expected 1 to 63 letters, digits, dots, dashes or underscores")
-
-
-def _progress_bar(name: str, total: int | None, *, shown: bool) -> Any:
-    from distensor.training.progress import ProgressBar
-
-    return ProgressBar(name, total, shown=shown)

@@ -4,6 +4,10 @@ A command has a sequence number; it travels on CONTROL with `Tag.step = sequence
 number. Meta data is JSON, tensors follow by name. Large sets of tensors go in parts (`Tag.micro` counts them), so
 that no frame has to hold a whole stage.
 
+The first command of an epoch after the first is `status`: how far each rank got. `resolve` lets ranks carry out a step
+that others have decided, `share` lets ranks that hold nothing get all from ranks that do (on STATE, from worker to
+worker), and `digest` asks for a hash of what a rank holds.
+
 After a `snapshot` command the driver reads the copy that the worker has made piece by piece on SNAPSHOT, while other
 commands go on: `Tag.step` counts its requests, each is answered with the same number.
 """
@@ -41,6 +45,10 @@ class Command(StrEnum):
     SNAPSHOT = "snapshot"
     RESTORE = "restore"
     EXCHANGE = "exchange"
+    STATUS = "status"
+    RESOLVE = "resolve"
+    SHARE = "share"
+    DIGEST = "digest"
     END = "end"
     ABORT = "abort"
 

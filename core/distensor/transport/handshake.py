@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from distensor.core.errors import FrameError, HandshakeError
 from distensor.transport.frames import PREFIX_SIZE, FrameKind
-from distensor.transport.identity import check_identity, peer_identity
+from distensor.transport.identity import check_identity, is_of_another_time, peer_identity
 from distensor.transport.local_lanes import JOINED, Connection, Invitation, LocalMeeting
 from distensor.transport.types import Channel, FrameLimits, PeerId, Tag, peer_name
 from distensor.transport.wire import WireClosedError, WireReader, WireWriter
@@ -127,10 +127,15 @@ def secure_accepted(tls: ssl.SSLSocket, *, me: PeerId, expected: frozenset[int])
     _shake(tls)
     try:
         found = peer_identity(tls)
+        if is_of_another_time(found, me=me, later=True):
+            # It is we who are late. No answer: it tries again, and finds who comes after us on this port.
+            raise RetryableHandshakeError(f"the peer is {found.uri} already, and we are still in epoch {me.epoch}")
         check_identity(found, me=me)
         if found.rank not in expected:
             raise HandshakeError(f"{peer_name(found.rank)} has no connection to open to {peer_name(me.rank)}")
         return Hello(found.rank, *_read_hello(tls, me))
+    except RetryableHandshakeError:
+        raise
     except HandshakeError as error:
         raise RefusedError(str(error)) from error
 
@@ -170,6 +175,8 @@ def tls_reason(error: ssl.SSLError) -> str:
 
 def _check(tls: ssl.SSLSocket, *, me: PeerId, expected: int) -> None:
     found = peer_identity(tls)
+    if is_of_another_time(found, me=me, later=False):
+        raise RetryableHandshakeError(f"the peer is still {found.uri}; expected it in epoch {me.epoch} soon")
     check_identity(found, me=me)
     if found.rank != expected:
         raise HandshakeError(f"the peer is {found.uri}; expected {peer_name(expected)}")

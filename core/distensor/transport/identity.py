@@ -133,6 +133,11 @@ def _life_of(certificate: Any) -> tuple[int, int]:
         raise HandshakeError(f"the peer's certificate has no dates that can be read: {error}") from error
 
 
+def is_of_another_time(found: PeerId, *, me: PeerId, later: bool) -> bool:
+    """Whether `found` belongs to a later (or, not `later`, an earlier) epoch of our job."""
+    return found.job_id == me.job_id and (found.epoch > me.epoch if later else found.epoch < me.epoch)
+
+
 def check_identity(found: PeerId, *, me: PeerId) -> None:
     """Raise HandshakeError unless `found` belongs to our job and epoch."""
     if (found.job_id, found.epoch) != (me.job_id, me.epoch):

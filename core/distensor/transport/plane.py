@@ -78,6 +78,7 @@ class DataPlane:
         driver: bool = True,
         relay: Address | None = None,
         local: LocalMeeting | None = None,
+        on_opening: Callable[[DataPlane], None] = lambda _plane: None,
     ) -> DataPlane:
         """Connect to everybody and return when all are there.
 
@@ -85,15 +86,18 @@ class DataPlane:
         `driver=False` is for a mesh without one. With `local`, peers that are processes of the same user on this
         machine, and have it too, are met on Unix sockets once TLS has proven them. Peers that no address leads to are
         met at the `relay`, where there is one. The listener stays the caller's; it is watched until `close`.
+        `on_opening` gets the plane before anybody is met, so that another thread can `close` it and end the waiting.
 
         Raises:
             HandshakeError: a peer is not who it should be, or refuses us.
             TransportTimeoutError: somebody is not there after `timeouts.connect` seconds.
+            TransportError: the plane was closed meanwhile.
             PeerLostError: a peer went away again meanwhile.
         """
         plane = cls(me, timeouts=timeouts or Timeouts(), limits=limits or FrameLimits(), clock=clock)
         with ExitStack() as undo:
             undo.callback(plane.close)
+            on_opening(plane)
             plane._meet(credentials, listener, peers, driver, local, relay)
             undo.pop_all()
         return plane
@@ -142,6 +146,11 @@ class DataPlane:
     # -- the state of the links --------------------------------------------------------------------------------
 
     @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing.is_set()
+
+    @property
     def peers(self) -> frozenset[int]:
         return frozenset(self._links)
 
@@ -170,6 +179,7 @@ class DataPlane:
     def close(self) -> None:
         """Say goodbye, let queued messages leave for up to `timeouts.goodbye` seconds, and end every thread."""
         self._closing.set()
+        self._fail(TransportError(_CLOSED_HERE))
         if self._parking is not None:
             self._parking.stop()
         if self._acceptor is not None:
@@ -217,6 +227,8 @@ class DataPlane:
         local: LocalMeeting | None,
         relay: Address | None,
     ) -> None:
+        if self._closing.is_set():
+            raise TransportError(_CLOSED_HERE)
         dialed = {rank: places_of(where) for rank, where in peers.items() if rank > self.me.rank}
         awaited = {rank for rank in peers if DRIVER_RANK < rank < self.me.rank}
         if driver and self.me.rank != DRIVER_RANK:

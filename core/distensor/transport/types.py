@@ -69,6 +69,7 @@ class Channel(IntEnum):
     P2P = 8
     PROBE = 9
     SNAPSHOT = 10
+    STATE = 11
 
 
 class Tag(NamedTuple):

@@ -1,0 +1,86 @@
+"""Faults on purpose, for tests and demonstrations: this process kills or stops itself at a given point of a step.
+
+The script comes in an environment variable that the supervisor hands on; without it nothing happens. Each fault is of
+one epoch, so that the process that takes the place of the one that died does not die of it too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from distensor.core.errors import ConfigError
+
+VARIABLE = "DISTENSOR_FAULTS"
+
+
+class FaultPhase(StrEnum):
+    """Where in a step a fault comes."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    REDUCE = "reduce"
+    """All backwards are over, and sums of gradients are under way."""
+    DECIDE = "decide"
+    """The sums are complete; the word of all ranks on the step is not."""
+    UPDATE = "update"
+    """The step is decided; neither is the update carried out, nor the trainer answered."""
+    CHECKPOINT = "checkpoint"
+    """A copy for a checkpoint is about to be made; `step` is the newest one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """`signal` is KILL or STOP."""
+
+    rank: int
+    step: int
+    phase: FaultPhase
+    epoch: int = 1
+    signal: str = "KILL"
+
+
+def fail_at(rank: int, step: int, phase: FaultPhase | str, *, epoch: int = 1, signal: str = "KILL") -> Fault:
+    """A fault of `rank` in `phase` of `step`, or of the first step after it that `epoch` has.
+
+    Raises:
+        ConfigError: no such phase or signal.
+    """
+    try:
+        found = FaultPhase(phase)
+    except ValueError:
+        raise ConfigError(f"phase={phase!r}: expected one of {', '.join(FaultPhase)}") from None
+    if signal not in ("KILL", "STOP"):
+        raise ConfigError(f"signal={signal!r}: expected KILL or STOP")
+    return Fault(rank=rank, step=step, phase=found, epoch=epoch, signal=signal)
+
+
+def environment_of(*faults: Fault) -> dict[str, str]:
+    """The variable that carries these faults."""
+    return {VARIABLE: json.dumps([asdict(fault) for fault in faults])}
+
+
+class FaultScript:
+    """What this process is to suffer."""
+
+    def __init__(self, faults: tuple[Fault, ...] = ()) -> None:
+        self._faults = faults
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> FaultScript:
+        """Raises ConfigError for a variable that is no script."""
+        text = environment.get(VARIABLE, "")
+        try:
+            return cls(tuple(fail_at(**fields) for fields in json.loads(text)) if text else ())
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{VARIABLE}={text[:100]!r}: {error}") from error
+
+    def reach(self, phase: FaultPhase, *, rank: int, epoch: int, step: int) -> None:
+        """Here this process is; does not return where the script says so."""
+        for fault in self._faults:
+            if (fault.phase, fault.rank, fault.epoch) == (phase, rank, epoch) and step >= fault.step:
+                os.kill(os.getpid(), getattr(signal, f"SIG{fault.signal}"))
