@@ -93,7 +93,7 @@ MEMBERS = tuple(
     Member(rank=Rank(rank), node_id=NodeId("n_1"), node_name="atlas-1", host="192.0.2.7", port=40_000 + rank)
     for rank in range(2)
 )
-TOPOLOGY = Topology(job_id=JOB, job_name="tiny", epoch=EPOCH, parallel=PARALLEL, members=MEMBERS)
+TOPOLOGY = Topology(job_id=JOB, job_name="tiny", epoch=EPOCH, parallel=PARALLEL, members=MEMBERS, relay="192.0.2.1:443")
 CERTIFICATE = Certificate(rank=RANK, certificate_pem="certificate", authority_pem="authority")
 CHANGE = WorkerChange(job_id=JOB, epoch=EPOCH, rank=RANK, state=WorkerState.EXITED, restarts=1, reason="killed")
 EARNINGS = Earnings(confirmed_micro=5000, confirmed_units=5, pending_units=1)

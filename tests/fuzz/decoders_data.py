@@ -64,12 +64,13 @@ ASSIGN: dict[str, Any] = {
 }  # fmt: skip
 TOPOLOGY: dict[str, Any] = {
     "type": "topology", "job": "j_1", "epoch": 3,
-    "members": [{"rank": 0, "node": "a", "host": "127.0.0.1", "port": 1}],
+    "members": [{"rank": 0, "node": "a", "host": "127.0.0.1", "hosts": ["::1"], "port": 1}], "relay": "h:1",
     "certificate": {"rank": 0, "certificate_pem": "c", "authority_pem": "a"},
 }  # fmt: skip
 ANSWER: dict[str, Any] = {
     "loss": 2.5, "weight": 64.0, "grad_norm": 1.5, "committed": True, "compute_seconds": 0.1, "sync_seconds": 0.1,
-    "wait_seconds": 0.0, "links": [{"peer": 0, "sent": 10}], "memory": {"weights": 1, "optimizer": 2, "peak": 3},
+    "wait_seconds": 0.0, "links": [{"peer": 0, "sent": 10, "path": "lan"}],
+    "memory": {"weights": 1, "optimizer": 2, "peak": 3},
     "figures": {"forward": 0.1, "backward": 0.2, "before": None, "after": {"latency": 0.1, "occupied": 0.0},
                 "most_in_flight": 2},
 }  # fmt: skip

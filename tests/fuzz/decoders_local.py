@@ -43,7 +43,7 @@ WORKER_LINES = (
     {
         "type": "progress", "state": "training", "step": 3, "total_steps": 9, "stages": [0], "loss": 2.5,
         "tokens_per_second": 100.0, "compute_s": 1.0, "sync_s": 0.5, "wait_s": 0.1, "rss": 1 << 28,
-        "links": [{"peer": 1, "sent": 10, "received": 20, "rtt_ms": 0.5, "rtt_age_s": 1.0}],
+        "links": [{"peer": 1, "sent": 10, "received": 20, "rtt_ms": 0.5, "rtt_age_s": 1.0, "path": "lan"}],
     },
     {"type": "claim", "step": 3, "micro_batches": 2},
     {"type": "event", "severity": "warning", "text": "slow"},

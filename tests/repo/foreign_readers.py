@@ -150,6 +150,7 @@ OUTSIDE = {
     "program.signatures:parse": "lines of our own table of operations",
     "transport.local_lanes:LocalSocket.read": "no decoder: bytes off a socket",
     "distensor_server.cli:read": "no decoder: a thread that waits for the end of standard input",
+    "distensor_server.addresses:read_interfaces": "the kernel's own answer about the interfaces of this machine",
     "distensor_server.devices.cgroup:read_limits": "files of the kernel",
     "distensor_server.devices.processor:CpuSensors.read": "files of the kernel",
     "distensor_server.surroundings.power:read_power": "files of the kernel",
