@@ -107,7 +107,7 @@ _ADVICE = {
 def _worker(worker: WorkerView) -> Fault | None:
     life, assignment = worker.life, worker.assignment
     name = f"rank {assignment.rank} of {assignment.job_name or assignment.job_id}"
-    times = "once" if life.failures == 1 else f"{life.failures} times in a row"
+    times = f", {life.failures} times in a row" if life.failures > 1 else ""
     advice = f"; {_ADVICE[life.cause]}" if life.cause in _ADVICE else ""
     log = f"distensor logs --worker {worker.worker_id}"
     match life.state:
@@ -124,7 +124,7 @@ def _worker(worker: WorkerView) -> Fault | None:
         part=Part.WORKER,
         subject=worker.worker_id,
         code=code,
-        cause=f"{name} failed {times}: {life.last_exit or 'no reason is known'}",
+        cause=f"{name}: {life.last_exit or 'no reason is known'}{times}",
         fix=fix,
         log=log,
         since=worker.since,

@@ -11,7 +11,7 @@ from distensor.core.reading import Reading, Unavailable
 from distensor_server.picture import Gate
 from distensor_server.surroundings.power import PowerSource
 
-NOT_WATCHED = Unavailable(reason="not watched: no limit set")
+NOT_WATCHED = Unavailable(reason="not watched (no limit)")
 BEING_READ = Unavailable(reason="being read")
 """Not read yet: a gate with a limit stays closed until there is a first answer."""
 

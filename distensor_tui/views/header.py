@@ -264,7 +264,7 @@ def _coming(view: View, look: Look) -> tuple[Tone, str]:
     if node is not None and node.state is NodeState.STARTING and not jobs:
         return Tone.DIM, "Starting: looking for devices and the hub."
     if not jobs:
-        return Tone.DIM, "All well: the next job comes from the hub as soon as a trainer asks for this node."
+        return Tone.DIM, "All well: the next job comes when a trainer asks for this node."
     job = jobs[0]
     name = job.name or job.id
     if job.step is None:

@@ -199,8 +199,9 @@ JOB_COLUMNS = (
 def page(view: View, size: int) -> list[Line]:
     """Header and one row per job, the ended ones too; a narrow screen leaves what Enter shows to Enter. Nothing is said
     of replicas where no job has several."""
-    cells = [_job_cells(job, _replicas(job, view)) for job in view.snapshot.jobs or ()]
-    hidden = {"epoch", "nodes", "sync"} if size < NARROW_CELLS else set()
+    narrow = size < NARROW_CELLS
+    cells = [_job_cells(job, _replicas(job, view), narrow=narrow) for job in view.snapshot.jobs or ()]
+    hidden = {"epoch", "nodes", "sync"} if narrow else set()
     if not any(_replicas(job, view) for job in view.snapshot.jobs or ()):
         hidden.add("sync")
     shown = [i for i, c in enumerate(JOB_COLUMNS) if c.title not in hidden]
@@ -229,7 +230,7 @@ def sync_line(replicas: Replicas) -> str:
     return f"{replicas.how}: {bytes_}{less}"
 
 
-def _job_cells(job: Job, replicas: Replicas | None) -> list[Span | str]:
+def _job_cells(job: Job, replicas: Replicas | None, *, narrow: bool) -> list[Span | str]:
     step = "-" if job.step is None else f"{job.step:,}"
     return [
         Span(job.name or job.id, Tone.STRONG),
@@ -238,11 +239,16 @@ def _job_cells(job: Job, replicas: Replicas | None) -> list[Span | str]:
         f"{step}/{job.total_steps:,}" if job.total_steps else step,
         fmt.loss(job.loss),
         fmt.amount(job.tokens_per_second),
-        parallel(job),
+        short_parallel(job) if narrow else parallel(job),
         _sync(replicas),
         str(len({member.node for member in job.members})),
         f"{job.units:,}",
     ]
+
+
+def short_parallel(job: Job) -> str:
+    p = job.parallel
+    return f"DP{p.dp} TP{p.tp} PP{p.pp} CP{p.cp}"
 
 
 def parallel(job: Job) -> str:

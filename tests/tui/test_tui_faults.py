@@ -32,7 +32,7 @@ def test_a_worker_in_a_crash_loop_is_told_in_the_panel_of_jobs() -> None:
     view = alone(fake.CRASH_LOOP)
     shown = flat(text(view, (200, 60)))
     assert "✖ crash_loop since 14:11" in shown
-    assert "cause rank 2 of llama-1b failed 5 times in a row: out of memory (exit 137)" in shown
+    assert "cause rank 2 of llama-1b: out of memory (exit 137), 5 times in a row" in shown
     assert "fix `distensor retry w-2` (b in the dashboard) starts it again" in shown
     assert "log press 2, then l on its row, or distensor logs --worker w-2" in shown
     assert "last exit: killed by signal 9" not in shown, "the fault says it already"
@@ -98,7 +98,7 @@ def test_a_degraded_node_says_what_is_broken_and_what_to_do() -> None:
 
 def test_the_status_in_words_says_them_too() -> None:
     said = plain.status(live(faults=[fake.CRASH_LOOP]).snapshot, fake.NOW)
-    assert "broken     crash_loop: rank 2 of llama-1b failed 5 times in a row" in said
+    assert "broken     crash_loop: rank 2 of llama-1b: out of memory (exit 137), 5 times in a row" in said
     assert "           distensor logs --worker w-2" in said
 
 

@@ -344,7 +344,7 @@ def fault(part: str, subject: str | None, code: str, cause: str, fix: str, **cha
 
 
 CRASH_LOOP = fault(
-    "worker", "w-2", "crash_loop", "rank 2 of llama-1b failed 5 times in a row: out of memory (exit 137)",
+    "worker", "w-2", "crash_loop", "rank 2 of llama-1b: out of memory (exit 137), 5 times in a row",
     "`distensor retry w-2` (b in the dashboard) starts it again; it needs more memory than it gets: "
     "fewer workers here, or a smaller part of the model", log="distensor logs --worker w-2",
 )  # fmt: skip
