@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from distensor.core.errors import ConfigError
 from distensor.optim import OptimizerSpec
 from distensor.optim.build import FUSED
+from distensor.optim.sparse_spec import SparseRule, SparseSpec
 from distensor.optim.spec import OPTIONS
 from distensor.optim.updater import Updater, name_of, state_layout
 
@@ -262,3 +263,47 @@ def test_copies_on_machines_of_other_sizes_keep_the_same_bits() -> None:
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(first, other) for other in others)
+
+
+LOCAL_SPECS = {
+    "diloco": SparseSpec(rule=SparseRule.DILOCO, every=2, outer_lr=0.7, outer_momentum=0.9),
+    "sparseloco": SparseSpec(rule=SparseRule.SPARSELOCO, every=2, k=4, chunk=16),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", LOCAL_SPECS)
+def test_steps_of_ones_own_leave_what_all_have_in_common(name: str, dtype: torch.dtype) -> None:
+    """Until an exchange: the parameters move, the common weights and their average stay; state goes on from between."""
+    spec = OptimizerSpec(name="adamw", lr=0.1, ema=0.5, sparse=LOCAL_SPECS[name])
+    own = parameters(dtype)
+    updater = Updater(spec, own)
+    start = {key: p.detach().clone() for key, p in own.items()}
+    give_gradients(own, 0)
+    updater.step(0.1, 1.0, exchange=False)
+    common = updater.common()
+    trained = ["0/a.weight", "1/b.weight"]
+    assert sorted(common) == trained
+    assert all(torch.equal(common[key], start[key]) and not torch.equal(own[key], start[key]) for key in trained)
+    assert all(torch.equal(updater.averages()[key], start[key].float()) for key in trained)
+    moved = {key: own[key].detach().clone() for key in trained}
+    with updater.at_common():
+        assert all(torch.equal(own[key], start[key]) for key in trained)
+    assert all(torch.equal(own[key], moved[key]) for key in trained)
+    # Adam's two moments, the anchor and its momentum (or a residual), the average; a counter; masters of bf16 weights.
+    masters = 0 if dtype is torch.float32 else 4 * 22
+    assert updater.bytes == 5 * 4 * 22 + 2 * 4 + masters
+
+    others = {key: nn.Parameter(value.clone(), requires_grad=key != "1/frozen") for key, value in start.items()}
+    resumed = Updater(spec, others)
+    resumed.load_state({key: {f: v.clone() for f, v in fields.items()} for key, fields in updater.state().items()})
+    assert all(torch.equal(others[key], moved[key]) for key in trained)
+    for each, weights in ((updater, own), (resumed, others)):
+        give_gradients(weights, 1)
+        each.step(0.1, 1.0, exchange=True)
+    assert all(torch.equal(own[key], others[key]) for key in trained)
+    assert all(torch.equal(updater.common()[key], own[key]) for key in trained)
+    with torch.no_grad():
+        own["0/a.weight"].fill_(2.0)
+    updater.refresh({"0/a.weight"})
+    assert torch.equal(updater.common()["0/a.weight"], torch.full_like(start["0/a.weight"], 2.0))

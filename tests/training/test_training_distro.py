@@ -17,6 +17,7 @@ from distensor.core import ParallelConfig
 from distensor.core.errors import ConfigError, UnsupportedOptionError
 from distensor.nn import DistributedModel, Shard, ShardingSpec, StageMapping
 from distensor.optim.distro import DeMo, DisTrOAdamW
+from distensor.optim.distro.protection import row_factors
 from distensor.training import Trainer
 
 SPARSE = {"k": 4, "chunk": 16}
@@ -276,3 +277,30 @@ def test_what_does_not_fit_is_refused_before_a_job(options: dict[str, Any], kind
     model = model_for(given["parallel"])
     with pytest.raises(kind, match=words):
         Trainer(model, loss=squared, **given)
+
+
+def test_copies_of_a_tied_weight_stay_equal_where_rows_are_scaled_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each stage judges the messages of its own ranks; the rows of the weight that both have are the same."""
+    scaled = []
+
+    def judge(updates: Any, largest: float | None) -> Any:
+        found = row_factors(updates, largest)
+        scaled.extend(float(scale.min()) for scales in found for scale in scales)
+        return found
+
+    monkeypatch.setattr("distensor.optim.distro.sparse.row_factors", judge)
+    parallel = ParallelConfig(data_parallel=3, pipeline_parallel=2)
+    with thread_session(parallel.world_size) as session:
+        trainer = Trainer(
+            DistributedModel(mesh_models.Decoder(), stage_mapping=StageMapping(mesh_models.STAGES)),
+            parallel=parallel, session=session, sync="distro", sync_options={**SPARSE, "clip_messages": 1.0}, lr=0.01,
+        )  # fmt: skip
+        trainer.fit(mesh_models.texts(3))
+        held = [dict(engine._weights.updated) for engine in session.connections[-1].engines]
+        trainer.close()
+    copies = [
+        value for weights in held for key, value in weights.items() if key.endswith(("embed.weight", "head.weight"))
+    ]
+    assert len(copies) == parallel.world_size
+    assert min(scaled) < 1.0
+    assert all(torch.equal(copy_, copies[0]) for copy_ in copies)

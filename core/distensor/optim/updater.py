@@ -212,7 +212,8 @@ class Updater:
     @property
     def bytes(self) -> int:
         """Bytes of all state, the parameters not counted."""
-        return sum(value.nbytes for fields in self.state().values() for value in fields.values())
+        named = [(field, value) for fields in self.state().values() for field, value in fields.items()]
+        return sum(value.nbytes for field, value in named if field != LOCAL)  # those are the parameters
 
 
 def name_of(key: str) -> str:
