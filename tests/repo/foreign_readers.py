@@ -127,6 +127,7 @@ OUTSIDE = {
     "optim.clipping:parse_norm_type": WORDS,
     "optim.schedules:parse_lr_schedule": WORDS,
     "optim.sparse_spec:parse_sync_options": WORDS,
+    "training.step_results:load_words": "no reader: it writes the words of a command",
     "training.optimizer_words:read_optimizer": WORDS,
     "training.trainer:Trainer.load": "a file that the user names, read by safetensors",
     "training.files:load_weights": "a file that the user names, read by safetensors",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from distensor.core.errors import ProgramRejectedError
+from distensor.core.numbers import is_finite
 from distensor.node.world_sums import WorldSums
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def parse_resolve(meta: Mapping[str, Any]) -> tuple[int, WorldSums]:
     """The number of the step, and its sums. Raises ProgramRejectedError."""
     step, sums = meta.get("step"), meta.get("sums")
     numbers = [sums.get(key) for key in ("loss", "weight", "norm")] if isinstance(sums, dict) else []
-    if type(step) is not int or len(numbers) != 3 or not all(type(number) in (int, float) for number in numbers):
+    if type(step) is not int or len(numbers) != 3 or not all(map(is_finite, numbers)):
         raise ProgramRejectedError(f"resolve: step={str(step)[:20]}, sums={str(sums)[:100]}")
     loss, weight, norm = (float(number) for number in numbers if number is not None)
     return step, WorldSums(losses=(loss,), weights=(weight,), norms=(norm,), place=0)
