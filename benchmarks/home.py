@@ -27,6 +27,25 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "dp=2, sync=distro": {"parallel": {"data_parallel": 2}, "sync": "distro"},
     "pp=2": {"parallel": {"pipeline_parallel": 2}, "micro_batches": 8},
 }
+ALGORITHMS = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+BARE_BYTES = 3_000_000
+TAKE = """
+import socket
+server = socket.create_server(("0.0.0.0", 9000))
+print("up", flush=True)
+connection, _ = server.accept()
+while connection.recv(1 << 16):
+    pass
+"""
+GIVE = """
+import socket, sys, time
+connection = socket.create_connection((sys.argv[1], 9000))
+began = time.monotonic()
+connection.sendall(bytes(int(sys.argv[2])))
+connection.shutdown(socket.SHUT_WR)
+connection.recv(1)
+print(time.monotonic() - began)
+"""
 LEAST_STEPS = 6
 """The first steps of a pipeline measure the links, the others use what was chosen."""
 COUNTED = 5
@@ -97,6 +116,23 @@ def run(net: HomeNet, cluster: HomeCluster, name: str, steps: int) -> tuple[dict
     }
 
 
+def bare() -> None:
+    """What one TCP connection carries from home to home, by the algorithms that this machine offers a namespace."""
+    print("| TCP | Mbit/s of 10 up | packets lost |")
+    print("|---|---|---|")
+    for congestion in ALGORITHMS.read_text().split():
+        with HomeNet(NODES, HOME, congestion=congestion) as net:
+            source, target = NODES
+            with net.popen(target, [sys.executable, "-c", TAKE], stdout=subprocess.PIPE) as taker:
+                assert taker.stdout is not None
+                taker.stdout.readline()
+                words = [sys.executable, "-c", GIVE, net.address(target), str(BARE_BYTES)]
+                with net.popen(source, words, stdout=subprocess.PIPE) as giver:
+                    out, _ = giver.communicate()
+            lost = sum(each.lost for each in net.counters().values())
+            print(f"| {congestion} | {BARE_BYTES * 8 / 1e6 / float(out):.1f} | {lost} |", flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=10)
@@ -113,6 +149,8 @@ def main() -> int:
     print(f"emulated network: {permission.reason}")
     if not permission.granted:
         return 0
+    bare()
+    print()
     _table(arguments.case or list(CASES), arguments.steps, arguments.congestion)
     return 0
 

@@ -17,7 +17,11 @@ import pytest
 from hub_kit import HubProcess
 
 from distensor.comm import HubClient
+from distensor.comm.address import HubAddress
 from distensor.comm.tokens import Role, decode_token
+from distensor.core.ids import Generation
+from distensor.hub import cli
+from distensor.hub.app import Ready
 
 
 def hub(*options: str, state: Path, timeout: float = 30) -> subprocess.CompletedProcess[str]:
@@ -119,6 +123,24 @@ def test_it_ends_with_its_standard_input_when_asked_to(tmp_path: Path) -> None:
     running.process.stdin.close()
     assert running.process.wait(timeout=10) == 0
     running.stop()
+
+
+@pytest.mark.parametrize(
+    ("host", "relay", "told"), [("127.0.0.1", "", False), ("192.0.2.1", "", True), ("192.0.2.1", "192.0.2.1:5", False)]
+)
+def test_how_to_start_a_relay_is_told_where_there_is_none(host: str, relay: str, told: bool) -> None:
+    ready = Ready(
+        address=HubAddress(host=host, port=50051),
+        node_tokens=(),
+        trainer_token="t",
+        generation=Generation(1),
+        fingerprint="ab" * 32,
+        known_nodes=0,
+        live_jobs=0,
+        relay=relay,
+    )
+    line = f"distensor relay --listen 0.0.0.0:50052 --hub {host}:50051 --authority {'ab' * 32}"
+    assert (line in cli._as_text(ready)) is told
 
 
 def test_the_one_line_of_json(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ class Ready:
     fingerprint: str
     known_nodes: int
     live_jobs: int
+    relay: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,6 +164,7 @@ def _ready(config: HubConfig, opened: _Opened, bound: HubAddress, fingerprint: s
         generation=opened.generation,
         fingerprint=fingerprint,
         known_nodes=len(opened.snapshot.nodes),
+        relay=config.relay,
         live_jobs=sum(not job.state.ended for job in opened.snapshot.jobs),
     )
 

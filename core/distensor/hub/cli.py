@@ -195,6 +195,12 @@ def _as_text(ready: Ready) -> str:
     parts = [f"disTensor hub at {ready.address}, authority {ready.fingerprint[:16]}, start {ready.generation}"]
     if is_loopback(ready.address.host):
         parts.append("Only programs on this machine reach it; for others add --listen 0.0.0.0:50051.")
+    elif not ready.relay:
+        parts.append(
+            "Where machines cannot reach each other a relay joins them: on one that all reach,\n"
+            f"  distensor relay --listen 0.0.0.0:50052 --hub {ready.address} --authority {ready.fingerprint}\n"
+            "and this hub started again with --relay HOST:50052 added."
+        )
     if ready.known_nodes:
         parts.append(f"It knows {ready.known_nodes} nodes and {ready.live_jobs} live jobs; they continue.")
     if ready.node_tokens:
