@@ -18,6 +18,8 @@ from distensor.transport.paths import Attempt, Race, Way, path_of
 from distensor.transport.sockets import prepare
 from distensor.transport.types import Address, Credentials, PathKind, PeerId, peer_name
 
+_CONNECT_SECONDS = 10.0
+"""An address that has not answered for so long is tried anew, rather than held on to when nobody wants it any more."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 
 
@@ -120,9 +122,10 @@ class Dialer:
 
 
 def _connect(address: Address, timeout: float, attempt: Attempt) -> socket.socket:
-    raw = socket.create_connection((address.host, address.port), timeout=timeout)
+    raw = socket.create_connection((address.host, address.port), timeout=min(timeout, _CONNECT_SECONDS))
     with ExitStack() as undo:
         undo.callback(raw.close)
+        raw.settimeout(timeout)
         prepare(raw)
         attempt.hold(raw)
         undo.pop_all()

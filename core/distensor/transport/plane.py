@@ -249,6 +249,8 @@ class DataPlane:
         keeper = Keeper(lambda: self._links, self.timeouts, self._lose, self._closing)
         self._spawn("keeper", keeper.run)
         self._await({*dialed, *awaited}, deadline)
+        if self._parking is not None:
+            self._parking.stop()  # everybody is here: a relay keeps places for those who are not
 
     def _listen(
         self, listener: Listener, credentials: Credentials, awaited: frozenset[int], local: LocalMeeting | None
