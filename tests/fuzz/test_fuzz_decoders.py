@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
+import pickle
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import decoders_control
@@ -63,6 +68,49 @@ def run(part: str, decoders: Sequence[Decoder], inputs: int) -> int:
     print(f"{part}: {tried} inputs, {len(crashes)} crashes, the slowest took {slowest * 1e3:.1f} ms of CPU")
     assert not crashes, "\n\n".join(map(str, crashes))
     return tried
+
+
+class Bomb:
+    """What makes a directory where it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self._marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self._marker),)
+
+
+def with_bombs(seed: bytes, bomb: bytes) -> Iterator[bytes]:
+    """The bomb alone, before, behind and within the example, and in place of each text of its JSON."""
+    yield from (bomb, bomb + seed, seed + bomb, seed[: len(seed) // 2] + bomb + seed[len(seed) // 2 :])
+    try:
+        tree = json.loads(seed)
+    except ValueError:
+        return
+    for text in (bomb.decode("latin-1"), base64.b64encode(bomb).decode(), bomb.hex()):
+        yield json.dumps(_replaced(tree, text)).encode()
+
+
+def _replaced(tree: Any, text: str) -> Any:
+    if isinstance(tree, dict):
+        return {key: _replaced(value, text) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_replaced(value, text) for value in tree]
+    return text if isinstance(tree, str) else tree
+
+
+def test_sec_05_a_pickle_bomb_in_every_decoder_does_nothing(registry: Registry, tmp_path: Path) -> None:
+    marker = tmp_path / "it went off"
+    bomb = pickle.dumps(Bomb(marker))
+    pickle.loads(bomb)
+    assert marker.exists(), "it is a bomb"
+    marker.rmdir()
+    for part in registry.values():
+        for decoder in part:
+            for data in (each for seed in decoder.seeds for each in with_bombs(seed, bomb)):
+                with suppress(*decoder.refuses):
+                    decoder.decode(data)
+                assert not marker.exists(), decoder.name
 
 
 def test_the_list_of_what_is_tried_is_true(registry: Registry) -> None:
