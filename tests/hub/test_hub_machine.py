@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hub_kit import info, spec
+from machine_kit import A, B, Hub, change, connected, ready, running_job, sent, updates
 
-from distensor.comm.messages import Heartbeat, HeartbeatAnswer, JobRef, Register, Rejected, Release, TopologyGrant
-from distensor.core import ParallelConfig
+from distensor.comm.messages import Heartbeat, HeartbeatAnswer, Register, Rejected, Release, TopologyGrant
 from distensor.core.control import (
     Assignment,
-    JobSpec,
     JobState,
-    JobUpdate,
-    Mesh,
-    Reconfiguration,
-    WorkerChange,
-    WorkerReady,
     WorkerState,
 )
 from distensor.core.errors import (
@@ -29,106 +20,9 @@ from distensor.core.errors import (
     ControlError,
     HubProtocolError,
     PlacementError,
-    StaleEpochError,
 )
-from distensor.core.ids import Epoch, Generation, JobId, NodeId, Rank
-from distensor.hub.effects import Disconnect, Effect, Publish, SaveJob, SaveNode, SaveRank, Send, SessionId, SpendToken
-from distensor.hub.machine import HubMachine, Patience
-from distensor.hub.records import JobRecord, NodeRecord
-
-A, B = NodeId("n_a"), NodeId("n_b")
-NAMES = {A: "atlas-1", B: "atlas-2"}
-
-
-class FakeSigner:
-    authority_pem = "authority"
-
-    def sign(self, csr_pem: str, job_id: JobId, epoch: Epoch, rank: Rank) -> str:
-        if csr_pem == "bad":
-            raise HubProtocolError("no certificate request")
-        return f"signed {csr_pem} for {job_id}/{epoch}/{rank}"
-
-    def sign_anew(self, certificate_pem: str, job_id: JobId, epoch: Epoch, rank: Rank) -> str:
-        assert certificate_pem == f"signed {certificate_pem.split()[1]} for {job_id}/{epoch}/{rank}"
-        return f"{certificate_pem} anew"
-
-
-class Hub:
-    """A machine with two nodes, and what it said, by what kind it is."""
-
-    def __init__(self, jobs: Iterable[JobRecord] = (), now: float = 0.0, relay: str = "") -> None:
-        self.now = now
-        self.jobs = tuple(jobs)
-        self.sessions = itertools.count(1)
-        ids = itertools.count(1)
-        self.machine = HubMachine(
-            generation=Generation(7),
-            nodes=[
-                NodeRecord(node_id=node_id, secret_hash="h", info=replace(info(name), node_id=node_id))
-                for node_id, name in NAMES.items()
-            ],
-            jobs=self.jobs,
-            submissions={(job.owner, job.submission): (job.job_id, job.epoch) for job in self.jobs},
-            earnings={},
-            signer=FakeSigner(),
-            new_job_id=lambda: JobId(f"j_{next(ids)}"),
-            patience=Patience(),
-            now=now,
-            relay=relay,
-        )
-
-    def join(self, node_id: NodeId, *running: JobRef, slots: int = 2) -> tuple[SessionId, list[Effect]]:
-        session = SessionId(next(self.sessions))
-        register = Register(info=info(NAMES[node_id], slots), running=running)
-        return session, self.machine.join(session, node_id, register, self.now)
-
-    def beat(self, session: SessionId, **more: bool) -> list[Effect]:
-        return self.machine.beat(session, Heartbeat(sequence=1, **more), self.now, 0.0)  # type: ignore[arg-type]
-
-    def connect(self, node_id: NodeId, *running: JobRef) -> SessionId:
-        session, _ = self.join(node_id, *running)
-        self.beat(session)
-        return session
-
-    def submit(self, job: JobSpec) -> tuple[JobId, Epoch, list[Effect]]:
-        return self.machine.submit("main", job, self.now)
-
-    def mesh(self) -> Mesh:
-        return self.machine.mesh(self.now)
-
-    def tick(self, seconds: float) -> list[Effect]:
-        self.now += seconds
-        return self.machine.tick(self.now)
-
-
-def sent(effects: Iterable[Effect], kind: type) -> list[tuple[SessionId, object]]:
-    sends = [effect for effect in effects if isinstance(effect, Send)]
-    return [(send.session, send.message) for send in sends if isinstance(send.message, kind)]
-
-
-def updates(effects: Iterable[Effect]) -> list[JobUpdate]:
-    return [effect.update for effect in effects if isinstance(effect, Publish)]
-
-
-def ready(job_id: JobId, rank: int, *, epoch: int = 1, csr: str = "csr", port: int = 0) -> WorkerReady:
-    return WorkerReady(job_id=job_id, epoch=Epoch(epoch), rank=Rank(rank), port=port or 4000 + rank, csr_pem=csr)
-
-
-def change(job_id: JobId, rank: int, state: WorkerState, *, epoch: int = 1, reason: str = "") -> WorkerChange:
-    return WorkerChange(job_id=job_id, epoch=Epoch(epoch), rank=Rank(rank), state=state, restarts=0, reason=reason)
-
-
-def connected(mesh: Mesh) -> dict[str, bool]:
-    return {node.info.name: node.connected for node in mesh.nodes}
-
-
-def running_job(hub: Hub) -> tuple[JobId, SessionId, SessionId]:
-    first, second = hub.connect(A), hub.connect(B)
-    job_id, _, _ = hub.submit(spec(2, 2, csr="driver"))
-    for rank, session in enumerate((first, first, second, second)):
-        hub.machine.worker_ready(session, ready(job_id, rank))
-    return job_id, first, second
-
+from distensor.core.ids import Epoch, JobId, Rank
+from distensor.hub.effects import Disconnect, Publish, SaveJob, SaveNode, SaveRank, Send, SessionId, SpendToken
 
 # Membership
 
@@ -499,96 +393,3 @@ def test_memory_does_not_grow_with_jobs_that_ended(monkeypatch: pytest.MonkeyPat
         hub.machine.end("main", job_id, JobState.FINISHED, "")
     assert len(hub.machine._jobs) == 5
     assert hub.submit(spec(submission="s0"))[0] == "j_1", "a repeated submission is the same job for ever"
-
-
-# Other members
-
-
-def reconfigure(hub: Hub, job_id: JobId, continues: Sequence[int | None], *, epoch: int = 1, request: str = "r") -> Any:
-    change = Reconfiguration(
-        job_id=job_id,
-        request=request,
-        epoch=Epoch(epoch),
-        parallel=ParallelConfig(data_parallel=len(continues)),
-        continues=tuple(None if rank is None else Rank(rank) for rank in continues),
-        csr_pem="driver",
-    )
-    return hub.machine.reconfigure("main", change, hub.now)
-
-
-def test_the_rest_goes_on_in_the_next_epoch() -> None:
-    hub = Hub()
-    job_id, first, second = running_job(hub)
-    epoch, effects = reconfigure(hub, job_id, [0, 2, 3])
-    assert epoch == 2
-    assigned = [(session, one.rank, one.continues) for session, one in sent(effects, Assignment)]  # type: ignore[attr-defined]
-    assert assigned == [(first, 0, 0), (second, 1, 2), (second, 2, 3)]
-    kinds = [type(effect.message) for effect in effects if isinstance(effect, Send)]
-    assert kinds == [Assignment] * 3 + [Release] * 2, "nobody is released before it was told that it goes on"
-    (save,) = [effect for effect in effects if isinstance(effect, SaveJob)]
-    assert save.new_epoch
-    for rank, session in ((0, first), (1, second)):
-        hub.machine.worker_ready(session, ready(job_id, rank, epoch=2))
-    effects = hub.machine.worker_ready(second, ready(job_id, 2, epoch=2))
-    assert updates(effects)[-1].state is JobState.RUNNING
-    grants = dict(sent(effects, TopologyGrant))
-    assert {grant.topology.epoch for grant in grants.values()} == {2}  # type: ignore[attr-defined]
-    assert len(grants[second].certificates) == 2  # type: ignore[attr-defined]
-
-
-def test_the_same_request_is_the_same_epoch_and_an_old_one_is_refused() -> None:
-    hub = Hub()
-    job_id, _, _ = running_job(hub)
-    assert reconfigure(hub, job_id, [0, 1, 2])[0] == 2
-    assert reconfigure(hub, job_id, [0, 1, 2]) == (2, [])
-    with pytest.raises(StaleEpochError, match="in epoch 2, not 1"):
-        reconfigure(hub, job_id, [0, 1], request="another")
-    with pytest.raises(ControlError, match="ranks 0 to 2, not 3"):
-        reconfigure(hub, job_id, [3], epoch=2, request="another")
-
-
-def test_the_place_of_one_that_is_lost_is_free_for_a_new_one() -> None:
-    hub = Hub()
-    job_id, first, _ = running_job(hub)  # all four slots are taken
-    _, effects = reconfigure(hub, job_id, [0, None, 2, 3])
-    new = [(session, one.rank) for session, one in sent(effects, Assignment) if one.continues is None]  # type: ignore[attr-defined]
-    assert new == [(first, 1)]
-
-
-def test_without_a_place_nothing_changes() -> None:
-    hub = Hub()
-    job_id, first, _ = running_job(hub)
-    with pytest.raises(PlacementError, match="needs 1 workers"):
-        reconfigure(hub, job_id, [0, 1, 2, 3, None])
-    assert hub.machine.worker_changed(first, change(job_id, 0, WorkerState.RUNNING)), "epoch 1 is the present one"
-
-
-def test_a_later_epoch_does_not_fail_for_a_worker_that_does_not_come() -> None:
-    """Its trainer is told, and chooses other members; a trainer that is silent ends the job as always."""
-    hub = Hub()
-    job_id, first, _ = running_job(hub)
-    reconfigure(hub, job_id, [0, 1])
-    effects = hub.machine.worker_changed(first, change(job_id, 1, WorkerState.BROKEN, epoch=2, reason="no disk"))
-    assert updates(effects)[-1].state is JobState.PLACED
-    assert updates(effects)[-1].workers[-1].reason == "no disk"
-    hub.machine.heard_trainer(job_id, hub.now + 119)
-    assert not [one for one in updates(hub.tick(121)) if one.state.ended]
-
-
-def test_a_message_of_the_epoch_before_is_answered_with_a_release() -> None:
-    hub = Hub()
-    job_id, _, second = running_job(hub)
-    reconfigure(hub, job_id, [0, 1])
-    effects = hub.machine.worker_ready(second, ready(job_id, 3))
-    assert [release.epoch for _, release in sent(effects, Release)] == [1]  # type: ignore[attr-defined]
-
-
-def test_a_node_that_was_away_meanwhile_hears_of_the_new_epoch_before_its_workers_are_released() -> None:
-    hub = Hub()
-    job_id, _, second = running_job(hub)
-    hub.machine.leave(second, hub.now)
-    reconfigure(hub, job_id, [0, 1, 2])
-    _, effects = hub.join(B, (job_id, Epoch(1), Rank(2)), (job_id, Epoch(1), Rank(3)))
-    kinds = [type(effect.message) for effect in effects if isinstance(effect, Send)]
-    assert kinds.index(Assignment) < kinds.index(Release)
-    assert [one.continues for _, one in sent(effects, Assignment)] == [2]  # type: ignore[attr-defined]
