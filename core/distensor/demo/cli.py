@@ -68,6 +68,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line; implies --no-ui")
     parser.add_argument("--steps", type=_steps, default=60, metavar="N", help="optimizer steps (default 60)")
     parser.add_argument(
+        "--chaos",
+        action="store_true",
+        help="kill a worker in the middle of a step, a third into the run; training goes on, and it comes back",
+    )
+    parser.add_argument(
         "--screenshot", type=Path, metavar="FILE.svg", help="keep a picture of the dashboard taken during the run"
     )
     return parser
@@ -80,12 +85,24 @@ def _run(arguments: argparse.Namespace) -> Report:
 
     settings = dataclasses.replace(DemoSettings(), steps=arguments.steps)
     module, reference = two_modules(settings)
+    if arguments.chaos:
+        _plan_chaos(settings)
     with session("local", workers=settings.workers, nodes=len(settings.nodes), node_names=settings.nodes) as opened:
         mesh = _train(opened, module, settings, arguments)
     _say("the same training in one process, for comparison ...")
     with _Bar("one process", settings.steps) as bar:
         losses, seconds = run_in_one_process(reference, settings, bar.update)
     return compare(mesh, reference, losses, seconds, settings)
+
+
+def _plan_chaos(settings: DemoSettings) -> None:
+    """Workers read it from the environment of the session that starts them."""
+    from distensor.node.faults import environment_of, fail_at
+
+    step = max(2, settings.steps // 3)
+    rank = settings.parallel.world_size - 1
+    os.environ.update(environment_of(fail_at(rank, step, "backward")))
+    _say(f"chaos: the worker of rank {rank} will be killed (SIGKILL) in step {step} ...")
 
 
 def _train(opened: Session, module: nn.Module, settings: DemoSettings, arguments: argparse.Namespace) -> MeshRun:

@@ -10,6 +10,16 @@ TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MemberChange:
+    """The first step of a new epoch: how long it took, the change of members included, and how many replicas did it."""
+
+    step: int
+    epoch: int
+    replicas: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
     """Figures of one run. Differences are relative; bytes are sums over the run, counted by the sender."""
 
@@ -26,6 +36,8 @@ class Report:
     restarts: int
     credits: Mapping[str, float]
     credits_expected: float
+    members: tuple[MemberChange, ...] = ()
+    """Workers were lost, or came, while the job ran."""
 
     @property
     def max_relative_difference(self) -> float:
@@ -56,6 +68,11 @@ class Report:
             f"speed     {self.tokens_per_second:,.0f} tokens/s on the mesh, "
             f"{self.tokens_per_second_one_process:,.0f} in one process (one thread) on the same machine",
             "links     " + "\n          ".join(_link_lines(self.bytes_per_link)),
+            *[
+                f"{'members' if index == 0 else '':<9} step {change.step}: epoch {change.epoch}, "
+                f"{change.replicas} replica{'s' if change.replicas > 1 else ''}, after {change.seconds:.2f} s"
+                for index, change in enumerate(self.members)
+            ],
             f"restarts  {self.restarts}",
             f"credits   {credit} (expected {self.credits_expected:.3f} in all)",
             "",

@@ -12,7 +12,7 @@ import torch
 from distensor.core import ParallelConfig
 from distensor.demo.data import TextBatches, load_tokens
 from distensor.demo.model import ModelConfig, TinyLlama
-from distensor.demo.report import Report
+from distensor.demo.report import MemberChange, Report
 from distensor.nn import DistributedModel, StageMapping
 from distensor.training import Trainer
 from distensor.training.parity import relative_difference, relative_loss_difference
@@ -61,6 +61,7 @@ class MeshRun:
     restarts: int
     credits: Mapping[str, float]
     credits_expected: float
+    members: tuple[MemberChange, ...] = ()
 
 
 def build_module(settings: DemoSettings) -> nn.Module:
@@ -99,7 +100,18 @@ def run_on_mesh(
         progress=progress,
         session=session,
     )
-    history = trainer.fit(settings.batches(), on_step=on_step)
+    changes = [MemberChange(step=0, epoch=1, replicas=settings.parallel.data_parallel, seconds=0.0)]
+
+    def note(result: StepResult) -> None:
+        assert trainer.job is not None, "a step was taken"
+        epoch = trainer.job.topology.epoch
+        if epoch != changes[-1].epoch:
+            seconds, replicas = result.seconds, trainer.job.replicas
+            changes.append(MemberChange(step=result.step, epoch=epoch, replicas=replicas, seconds=seconds))
+        if on_step is not None:
+            on_step(result)
+
+    history = trainer.fit(settings.batches(), on_step=note)
     job = trainer.job
     assert job is not None
     expected = job.units_done * MICRO_CREDITS_A_UNIT
@@ -113,6 +125,7 @@ def run_on_mesh(
         restarts=job.restarts,
         credits=_wait_for_credits(session, expected),
         credits_expected=expected / MICRO_CREDITS,
+        members=tuple(changes[1:]),
     )
 
 
@@ -159,6 +172,7 @@ def compare(mesh: MeshRun, reference: nn.Module, losses: list[float], seconds: f
         restarts=mesh.restarts,
         credits=mesh.credits,
         credits_expected=mesh.credits_expected,
+        members=mesh.members,
     )
 
 

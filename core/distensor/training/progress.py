@@ -28,7 +28,9 @@ class ProgressBar:
         if self._bar is not None:
             if result.warm_up != self._warm_up:
                 self._warm_up = result.warm_up
-                self._bar.write(f"1f1b: the ranks of a pipeline run {result.warm_up} forwards ahead", file=sys.stderr)
+                if result.warm_up:
+                    depths = f"1f1b: the ranks of a pipeline run {result.warm_up} forwards ahead"
+                    self._bar.write(depths, file=sys.stderr)
             self._bar.set_postfix_str(f"loss {result.loss:.4f}  {result.tokens_per_second:,.0f} tok/s", refresh=False)
             self._bar.update()
 
