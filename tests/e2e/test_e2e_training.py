@@ -24,6 +24,7 @@ from distensor.core.errors import (
 )
 from distensor.nn import DistributedModel, StageMapping
 from distensor.training import Session, StepResult, Trainer
+from distensor.transport import LocalMeeting
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 ADAMW = partial(torch.optim.AdamW, lr=1e-2, eps=1e-6)
@@ -270,6 +271,10 @@ def test_workers_are_free_again_after_a_job(mesh: Session) -> None:
     with trainer_for(mesh, models.MLP(), models.MLP_TWO, DP2_PP2, loss=models.classify) as trainer:
         trainer.step(models.points(1)[0])
         assert mesh.query_mesh().available_workers == free - 4
+        # Workers on this machine, and one user: nothing of the job goes through TLS, where the system allows that.
+        assert trainer._job is not None
+        links = trainer._job._connection.stats().values()
+        assert {link.local for link in links} == {LocalMeeting().unavailable() is None}
     deadline = mesh.clock.monotonic() + 30
     while mesh.query_mesh().available_workers < free:
         assert mesh.clock.monotonic() < deadline
