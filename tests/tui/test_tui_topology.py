@@ -81,6 +81,22 @@ def test_links_that_were_not_measured_are_not_the_slowest() -> None:
     assert "rank 1 ─ 0 bolt-1        -" in text(live(jobs=[fake.job(links=older)]), (120, 40), TOPOLOGY)
 
 
+def test_the_way_to_a_peer_is_said_and_a_relay_stands_out() -> None:
+    told = [
+        {**fake.link(1, 0), "path": "lan", "line_rate": 1.25e6},
+        {**fake.link(1, 3, rtt_ms=45.0), "path": "relay", "line_rate": None},
+        fake.link(1, -1),
+    ]
+    shown = text(live(jobs=[fake.job(links=told)]), (120, 40), TOPOLOGY)
+    assert "slowest     rank 1 ─ 3 kite-2  relay, 45 ms, sent" in shown
+    rows = {
+        line.split("─")[1].split()[0]: line for line in shown.splitlines() if "rank 1 ─ " in line and "slow" not in line
+    }
+    assert "local network" in rows["0"]
+    assert "relay" in rows["3"]
+    assert rows["trainer"].rstrip(" │").endswith("147 MiB"), "an older supervisor says nothing of it"
+
+
 def test_step_loss_and_the_split_of_the_round_stand_below() -> None:
     shown = text(live(), (120, 40), TOPOLOGY)
     for fact in ("18,204/20,000", "loss 2.4131", "4,812 tok/s", "compute 0.41 s", "sync 0.12 s", "wait 50 ms"):
