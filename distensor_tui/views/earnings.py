@@ -155,5 +155,6 @@ def page(view: View, size: int) -> list[Line]:
 
 EXPLANATION = (
     "A unit is the work of one worker in one step. The hub credits it once, when the worker's claim and the "
-    "trainer's receipt agree. Pending units are claimed, but their receipt has not come yet."
+    "trainer's receipt agree. Pending units are claimed, but their receipt has not come yet. "
+    "Twenty seconds after work they are laid beside the hub's books; until then they count as unconfirmed."
 )
