@@ -338,6 +338,8 @@ take_away() {
         rmdir "$STATE" 2>/dev/null || true
         return 0
     fi
+    # The programs first, with the list still there: that takes a while, and whoever ends it may begin again.
+    walk_list "$(printf '%s\n' "$lines" | awk -F '\t' '$1 == "tree"')"
     rm -f "$MANIFEST"
     left="$(walk_list "$lines")"
     # Folders that others use by now are theirs; only for what is kept there will be a next time.

@@ -214,7 +214,8 @@ linux_forget_service() {
 }
 
 linux_after() {
-    # systemd has one file for each user who asked for it.
+    # systemd has one file for each user who asked for it; root's services stay anyway.
+    [ "$(id -u)" != 0 ] || return 0
     [ ! -e "/var/lib/systemd/linger/$(id -un)" ] || return 0
     if [ "$SYSTEM" = no ] && linux_manager && command -v loginctl >/dev/null 2>&1; then
         say "It runs while you are logged in; to keep it running after that: loginctl enable-linger"
@@ -422,6 +423,8 @@ take_away() {
         rmdir "$STATE" 2>/dev/null || true
         return 0
     fi
+    # The programs first, with the list still there: that takes a while, and whoever ends it may begin again.
+    walk_list "$(printf '%s\n' "$lines" | awk -F '\t' '$1 == "tree"')"
     rm -f "$MANIFEST"
     left="$(walk_list "$lines")"
     # Folders that others use by now are theirs; only for what is kept there will be a next time.

@@ -75,7 +75,8 @@ linux_forget_service() {
 }
 
 linux_after() {
-    # systemd has one file for each user who asked for it.
+    # systemd has one file for each user who asked for it; root's services stay anyway.
+    [ "$(id -u)" != 0 ] || return 0
     [ ! -e "/var/lib/systemd/linger/$(id -un)" ] || return 0
     if [ "$SYSTEM" = no ] && linux_manager && command -v loginctl >/dev/null 2>&1; then
         say "It runs while you are logged in; to keep it running after that: loginctl enable-linger"
