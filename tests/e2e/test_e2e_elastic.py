@@ -68,21 +68,30 @@ def assert_undisturbed(trainer: Trainer, losses: Sequence[float], batches: Seque
         torch.testing.assert_close(tensor, weights[name], rtol=1e-4, atol=1e-5)
 
 
-def test_a_replica_is_lost_in_each_phase_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six replicas, one lost in each of four steps: each time the step is committed once, by all that are left."""
+@pytest.mark.parametrize(
+    "phases",
+    [
+        pytest.param((FaultPhase.DECIDE, FaultPhase.UPDATE), id="around the decision"),
+        pytest.param((FaultPhase.FORWARD, FaultPhase.BACKWARD, FaultPhase.REDUCE), id="before", marks=pytest.mark.slow),
+    ],
+)
+def test_a_replica_is_lost_in_each_phase_of_a_step(
+    monkeypatch: pytest.MonkeyPatch, phases: Sequence[FaultPhase]
+) -> None:
+    """One replica is lost in each of several steps: each time the step is committed once, by all that are left."""
     monkeypatch.setattr(members, "FIRST_TRY_SECONDS", 1e6)  # nobody comes back in this test
-    phases = [FaultPhase.BACKWARD, FaultPhase.REDUCE, FaultPhase.DECIDE, FaultPhase.UPDATE]
-    faults = [fail_at(5 - index, 2 + index, phase, epoch=1 + index) for index, phase in enumerate(phases)]
-    batches = models.points(8)
-    with hurt(monkeypatch, *faults, workers=6) as opened:
-        trainer = trainer_of(opened, ParallelConfig(data_parallel=6))
+    count = len(phases) + 2
+    faults = [fail_at(count - 1 - index, 2 + index, phase, epoch=1 + index) for index, phase in enumerate(phases)]
+    batches = models.points(len(phases) + 3)
+    with hurt(monkeypatch, *faults, workers=count) as opened:
+        trainer = trainer_of(opened, ParallelConfig(data_parallel=count))
         losses, replicas = [], []
         for batch in batches:
             losses.append(trainer.step(batch).loss)
             assert trainer.job is not None
             replicas.append(trainer.job.replicas)
-        assert replicas == [6, 5, 4, 3, 2, 2, 2, 2]
-        assert trainer.job.topology.epoch == 5
+        assert replicas == [count, *range(count - 1, 1, -1), 2, 2]
+        assert trainer.job.topology.epoch == 1 + len(phases)
         assert len(set(trainer.job.digests())) == 1, "replicas are equal to the bit"
         assert_undisturbed(trainer, losses, batches)
         trainer.close()
