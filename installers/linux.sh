@@ -563,15 +563,14 @@ make_environment() {
 # Minutes without a word look like a fault: on a terminal, how long it takes and how much is there by now. pip fetches
 # everything before it unpacks anything.
 show_progress() {
-    local seconds=0 size
+    local began=$SECONDS size
     [ -t 1 ] || return 0
     while sleep "${DISTENSOR_PROGRESS_SECONDS:-10}" && kill -0 "$$" 2>/dev/null; do
-        seconds=$((seconds + ${DISTENSOR_PROGRESS_SECONDS:-10}))
         size="$(du -sm "$APP/$NEW" 2>/dev/null | cut -f 1)" || size=0
         if [ "${size:-0}" -lt 100 ]; then
-            say "   $seconds s, fetching"
+            say "   $((SECONDS - began)) s, fetching"
         else
-            say "   $seconds s, unpacked $size MB of about 1100"
+            say "   $((SECONDS - began)) s, unpacked $size MB of about 1100"
         fi
     done 9>&- &
     PROGRESS=$!
