@@ -372,6 +372,25 @@ take_away() {
     fi
 }
 
+# tell_kept: the commands that remove what stayed; never one that takes the books of a hub with it.
+tell_kept() {
+    local path one
+    awk -F '\t' '$1 == "kept" { print $2 }' "$MANIFEST" | while IFS= read -r path; do
+        if [ ! -d "$path/hub" ]; then
+            say "  rm -r $(quoted "$path")"
+            continue
+        fi
+        find "$path" -mindepth 1 -maxdepth 1 ! -name hub | sort | while IFS= read -r one; do
+            say "  rm -r $(quoted "$one")"
+        done
+        say "  (not $path/hub: the books of a hub)"
+    done
+}
+
+quoted() {
+    printf "'%s'" "$(printf '%s' "$1" | sed "s/'/'\\\\''/g")"
+}
+
 uninstall() {
     if [ ! -e "$MANIFEST" ]; then
         say "disTensor is not installed here (there is no $MANIFEST)"
@@ -390,7 +409,7 @@ uninstall() {
     take_away
     if [ -e "$MANIFEST" ]; then
         say "Removed. Kept, because it is yours (identity, receipts, settings); this removes it, too:"
-        awk -F '\t' '$1 == "kept" { gsub(/\047/, "\047\\\\\047\047", $2); printf "  rm -r \047%s\047\n", $2 }' "$MANIFEST"
+        tell_kept
     else
         say "Removed; nothing is left."
     fi

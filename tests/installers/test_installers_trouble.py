@@ -172,3 +172,24 @@ end_progress
     assert re.search(r"[1-9]\d* s, fetching", done.stdout)
     assert re.search(r"[1-9]\d* s, unpacked 612 MB of about 1100", done.stdout)
     assert done.stdout.split()[-1] == "ended"
+
+
+def test_what_it_says_to_remove_by_hand_never_takes_a_hub_along(box: Box) -> None:
+    """Only its last words, with a list of what stayed: the commands are run as they are printed."""
+    state, settings = box.home / ".local/state/distensor", box.home / "it's mine"
+    for folder in (state / "hub", state / "server", settings):
+        folder.mkdir(parents=True)
+    (state / "hub/hub.sqlite").write_text("books")
+    (state / "installed.manifest").write_text(f"kept\t{state}\nkept\t{settings}\n")
+    text = (INSTALLERS / "uninstall.sh").read_text().replace('main "$@"\n', "")
+    said = subprocess.run(
+        ["bash"], input=f'{text}MANIFEST="{state}/installed.manifest"\ntell_kept\n', env=box.env, capture_output=True,
+        text=True, check=True, timeout=20,
+    ).stdout  # fmt: skip
+    commands = [line for line in said.splitlines() if line.startswith("  rm -r ")]
+    assert len(commands) == 3
+    assert f"not {state}/hub: the books of a hub" in said
+    subprocess.run(["bash", "-e"], input="\n".join(commands), text=True, check=True, timeout=20)
+    assert [path.name for path in state.iterdir()] == ["hub"]
+    assert (state / "hub/hub.sqlite").read_text() == "books"
+    assert not settings.exists()
