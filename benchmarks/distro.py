@@ -150,10 +150,15 @@ def distro_adamw(**options: Any) -> Make:
 
 
 METHODS: dict[str, Method] = {
-    "adamw": Method(make=lambda params, lr, exchange: AllReduce(iter(params), lr, exchange), rates=RATES_ADAM),
+    "adamw": Method(
+        make=lambda params, lr, exchange: AllReduce(iter(params), lr, exchange),
+        rates=(*RATES_ADAM[:2], 3e-3, 4e-3, 5e-3, *RATES_ADAM[3:]),
+    ),
     "distro-adamw-k32": Method(make=distro_adamw(k=32), rates=(1e-3, 2e-3, 4e-3, 8e-3)),
     "distro-adamw-k8": Method(make=distro_adamw(k=8), rates=(1e-3, 2e-3, 4e-3)),
     "distro-adamw-k2": Method(make=distro_adamw(k=2), rates=(5e-4, 1e-3, 2e-3)),
+    "distro-adamw-k160-of-16384": Method(make=distro_adamw(k=160, chunk=16384), rates=(5e-3,)),
+    "distro-adamw-k38-of-16384": Method(make=distro_adamw(k=38, chunk=16384), rates=(5e-3,)),
     "distro-adamw-k32-delayed": Method(make=distro_adamw(k=32, delay=True), rates=(1e-3, 2e-3, 4e-3)),
     "demo-k32": Method(
         make=lambda params, lr, exchange: DeMo(params, lr=lr, k=32, weight_decay=0.1, exchange=exchange),
