@@ -122,6 +122,7 @@ class Worker:
         self._failure: Failed | None = None
         self._kill_reason = ""
         self._garbage = 0
+        self._ready_in: int | None = None
         self._pace = NO_PACE
         self._oom_before = 0
         self._since = clock.now()
@@ -208,8 +209,7 @@ class Worker:
             return
         match parse_worker_line(line):
             case Ready() as ready:
-                if ready.epoch in (None, self.assignment.epoch):  # else it has not read yet where it is to go on
-                    self._happen(BecameReady(port=ready.port, csr_pem=ready.csr_pem))
+                self._on_ready(ready)
             case Connected():
                 self._happen(BecameConnected())
             case Progress() as progress:
@@ -223,6 +223,13 @@ class Worker:
                 self._owner.on_event("error", self.name, f"{failed.code}: {failed.message}")
             case Garbage() as garbage:
                 self._on_garbage(garbage)
+
+    def _on_ready(self, ready: Ready) -> None:
+        """Once in each epoch; one of another epoch has not read yet where it is to go on."""
+        epoch = self.assignment.epoch
+        if ready.epoch in (None, epoch) and self._ready_in != epoch:
+            self._ready_in = epoch
+            self._happen(BecameReady(port=ready.port, csr_pem=ready.csr_pem))
 
     def _on_progress(self, progress: Progress) -> None:
         self.progress = progress
@@ -320,6 +327,7 @@ class Worker:
 
     async def _spawn(self) -> None:
         self._failure, self._kill_reason, self._garbage = None, "", 0
+        self._ready_in = None
         self._meter = LinkMeter()
         self._oom_before = self._oom_kills()
         try:

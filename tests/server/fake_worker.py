@@ -101,6 +101,9 @@ def main() -> int:
             for step in range(options.steps):
                 progress(step, 1000 * (step + 1))
                 say(type="claim", step=step, micro_batches=2)
+        elif message["type"] == "reassign":
+            rank = message["rank"]
+            say(type="ready", v=1, port=40000 + rank, csr=f"csr of rank {rank}", epoch=message["epoch"])
         elif message["type"] == "pace" and options.pace_file:
             with options.pace_file.open("a") as file:
                 file.write(line)

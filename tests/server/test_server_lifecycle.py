@@ -71,6 +71,17 @@ WORDS = "killed by signal 9 (SIGKILL)"
         ([Begin(), READY], S.READY, [ClearTimer(), ReportReady(port=1, csr_pem="csr"), report(S.READY)]),
         ([Begin(), READY, CONNECTED], S.RUNNING, [SetTimer(seconds=3600.0), report(S.RUNNING)]),
         ([Begin(), READY, CONNECTED, WORKED], S.RUNNING, []),
+        ([Begin(), READY, READY], S.READY, [ClearTimer(), ReportReady(port=1, csr_pem="csr"), report(S.READY)]),
+        (
+            [Begin(), READY, CONNECTED, WORKED, READY],
+            S.READY,
+            [ClearTimer(), ReportReady(port=1, csr_pem="csr"), report(S.READY)],
+        ),
+        (
+            [Begin(), READY, CONNECTED, READY, CONNECTED],
+            S.RUNNING,
+            [SetTimer(seconds=3600.0), report(S.RUNNING)],
+        ),
         ([Begin(), READY, CONNECTED, WORKED, TIMER], S.RUNNING, [SetTimer(seconds=3599.0)]),
         ([Begin(), TIMER], S.STARTING, [Kill(why="was not ready within 180 s"), SetTimer(seconds=5.0)]),
         (

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -353,3 +354,34 @@ async def test_repeated_and_late_lines_of_a_worker_change_nothing(short_dir: Pat
         worker._on_line(b'{"type": "connected"}')
         await running.reported(S.EXITED)
         assert [state for state, _ in running.link.states()][-2:] == [S.DRAINING, S.EXITED]
+
+
+async def test_a_process_goes_on_in_the_next_epoch_and_one_that_does_not_is_released(short_dir: Path) -> None:
+    async with supervisor_running(short_dir) as running:
+        await start_job(running, 0, 1)
+        await eventually(lambda: len(running.link.claims) == 6, "all steps are claimed")
+        staying, leaving = (own_worker(running, rank)["pid"] for rank in (1, 0))
+        running.link.handler.on_assignment(replace(assignment(0, epoch=2, ranks=1), continues=Rank(1)))
+        running.link.handler.on_release(JobId("j_1"), Epoch(1), "superseded by epoch 2")
+        await eventually(lambda: any(is_of(report, 2, 0) for report in running.link.reports), "it is ready again")
+        await eventually(lambda: not psutil.pid_exists(leaving), "the other one is gone")
+        assert running.link.running() == [(JobId("j_1"), Epoch(2), 0)]
+        mine = next(worker for worker in running.sections()["workers"] if worker["pid"] == staying)
+        assert (mine["rank"], mine["state"], mine["restarts"]) == (0, "ready", 0)
+        running.link.handler.on_topology(topology(epoch=2, ranks=1), [certificate(0)])
+        await eventually(lambda: len(running.link.claims) == 9, "it works on")
+        job = next(job for job in running.sections()["jobs"] if job["state"] != "ended")
+        assert job["units"] == 9, "what this node did for the job, in whichever epoch"
+
+
+async def test_where_the_process_is_gone_a_new_one_takes_the_place(short_dir: Path) -> None:
+    async with supervisor_running(short_dir) as running:
+        await start_job(running, 0)
+        before = own_worker(running)["pid"]
+        running.link.handler.on_assignment(replace(assignment(0, epoch=2, ranks=2), continues=Rank(1)))
+        await eventually(lambda: any(is_of(report, 2, 0) for report in running.link.reports), "a new one is ready")
+        assert not psutil.pid_exists(before), "the one of the older epoch made room"
+
+
+def is_of(report: object, epoch: int, rank: int) -> bool:
+    return isinstance(report, WorkerReady) and (report.epoch, report.rank) == (epoch, rank)
