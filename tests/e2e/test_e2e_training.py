@@ -344,7 +344,7 @@ def test_a_second_thread_is_told_that_the_trainer_is_in_use(mesh: Session) -> No
                 told.append(error)
 
         thread = threading.Thread(target=use)
-        with trainer._exclusive():
+        with trainer._standing.exclusive():
             thread.start()
             thread.join()
 

@@ -148,7 +148,7 @@ def test_a_newer_version_is_refused_by_name(path: Path) -> None:
     SqliteStore(path).close()
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA user_version = 99")
-    with pytest.raises(StoreError, match=r"version 99, this hub knows up to 2.*newer disTensor"):
+    with pytest.raises(StoreError, match=r"version 99, this hub knows up to 3.*newer disTensor"):
         SqliteStore(path)
 
 

@@ -128,7 +128,8 @@ def test_a_database_of_the_first_version_is_upgraded_with_its_postings_in_hour_z
         fill(store)
     with closing(sqlite3.connect(path)) as old:  # what only the first version could do: back to its schema, with data
         old.executescript("DROP TRIGGER entries_change_hours; DROP TABLE hourly; PRAGMA user_version = 1;")
-        old.execute("ALTER TABLE entries DROP COLUMN hour")
+        for table, column in (("entries", "hour"), ("jobs", "request"), ("ranks", "continues")):
+            old.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
         for account, amount in (("trainer:main", -4000), (f"node:{NODES[0]}", 4000)):
             old.execute("INSERT INTO entries VALUES (NULL, 'j_1', 2, 0, 0, ?, ?)", (account, amount))
         old.commit()

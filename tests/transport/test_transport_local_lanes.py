@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,8 +46,10 @@ SAME: Any = Ends()
 
 
 @pytest.fixture
-def meeting(tmp_path: Path) -> LocalMeeting:
-    return local_meeting(tmp_path / "lanes")
+def meeting() -> Iterator[LocalMeeting]:
+    """Near the root: a socket's path has a hundred characters, and those of pytest's folders vary."""
+    with tempfile.TemporaryDirectory(prefix="dt-", dir="/tmp") as folder:
+        yield local_meeting(Path(folder) / "lanes")
 
 
 def is_local(plane: DataPlane, rank: int) -> tuple[bool, bool]:

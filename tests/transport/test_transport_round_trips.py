@@ -53,16 +53,16 @@ def test_a_plain_keep_alive_asks_nothing_and_an_answer_is_no_question() -> None:
 
 def test_planes_measure_each_other_from_the_beginning() -> None:
     with mesh(Authority(), 3, driver=True) as planes:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 20
         waiting = threading.Event()
         while any(s.rtt_seconds is None for p in planes.values() for s in p.stats().values()):
-            assert time.monotonic() < deadline, "no round trip within 5 s"
+            assert time.monotonic() < deadline, "no round trip within 20 s"
             waiting.wait(0.01)
         for plane in planes.values():
             for stats in plane.stats().values():
                 assert stats.rtt_seconds is not None
                 assert stats.rtt_at is not None
-                assert 0 <= stats.rtt_seconds < 5
+                assert 0 <= stats.rtt_seconds < 20
                 assert stats.messages_sent == 0, "a keep-alive is no message"
 
 

@@ -73,6 +73,7 @@ class Keeper:
         self._every = timeouts.silent / ROUNDS
         self._on_lost = on_lost
         self._stopped = stopped
+        self._met: set[int] = set()
         stuck = round(timeouts.stuck / self._every)
         patient = round(timeouts.driver_silent / self._every)
         self._ranks = Vigil(quiet_rounds=ROUNDS - 1, stuck_rounds=stuck)
@@ -83,7 +84,8 @@ class Keeper:
         while not self._stopped.wait(wait):
             wait = self._every
             for rank, link in self._links().items():
-                self._visit(rank, link, speak=number % KEEP_ALIVE_EVERY == 0)
+                self._visit(rank, link, speak=number % KEEP_ALIVE_EVERY == 0 or rank not in self._met)
+                self._met.add(rank)
             number += 1
 
     def _visit(self, rank: int, link: PeerLink, *, speak: bool) -> None:
