@@ -22,6 +22,20 @@ def snapshot(path: Path) -> dict[str, Any]:
             return data
 
 
+def ask(path: Path, method: str, **params: Any) -> dict[str, Any]:
+    """What the supervisor answers to a request of its owner."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(30)
+        connection.connect(str(path))
+        with connection.makefile("rw", encoding="utf-8") as lines:
+            lines.write(json.dumps({"type": "request", "id": "1", "method": method, "params": params}) + "\n")
+            lines.flush()
+            while (answer := json.loads(lines.readline()))["type"] != "response":
+                continue
+            result: dict[str, Any] = answer["result"]
+            return result
+
+
 def wait_until(path: Path, wanted: Callable[[dict[str, Any]], bool], seconds: float = 30) -> dict[str, Any]:
     """The first snapshot for which `wanted` holds."""
     deadline = time.monotonic() + seconds

@@ -32,6 +32,17 @@ def test_the_demo_ends_with_one_object_that_says_it_all(python: Python) -> None:
     assert links["trainer -> rank 0"] > 0
 
 
+@pytest.mark.slow
+def test_the_demo_with_chaos_goes_on_and_says_so(python: Python) -> None:
+    done = python("-m", "distensor", "demo", "--json", "--chaos", "--steps", "60", timeout=200, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    first, *_ = report["members"]
+    assert (first["step"], first["epoch"], first["replicas"]) == (20, 2, 1)
+    assert report["max_relative_difference"] <= 1e-5
+    assert "SIGKILL" in done.stderr
+
+
 def test_the_demo_refuses_wrong_words_by_name(python: Python) -> None:
     done = python("-m", "distensor", "demo", "--steps", "1", cwd=ROOT)
     assert done.returncode == 64

@@ -14,7 +14,7 @@ from typing import Any
 import e2e_models as models
 import pytest
 import torch
-from local_socket import snapshot
+from local_socket import ask, snapshot
 from torch import Tensor
 
 from distensor.core import ParallelConfig
@@ -22,6 +22,7 @@ from distensor.nn import DistributedModel, StageMapping
 from distensor.node.faults import Fault, FaultPhase, environment_of, fail_at
 from distensor.training import Session, Trainer, members
 from distensor.training.sessions import open_session
+from distensor.transport.driver import Command
 
 CLOSE = 2e-6
 SECONDS = 60.0
@@ -124,6 +125,44 @@ def assert_credited(opened: Session, most: int) -> None:
     while not most - lost <= (paid := sum(node.confirmed_micro for node in opened.query_mesh().nodes)) <= most:
         assert time.monotonic() < deadline, f"{paid} of {most}"
         time.sleep(0.1)
+
+
+def test_a_node_whose_owner_drains_it_leaves_the_job_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = models.points(40)
+    with hurt(monkeypatch, workers=2) as opened:
+        assert opened.cluster is not None
+        trainer = trainer_of(opened, ParallelConfig(data_parallel=2))
+        losses = [trainer.step(batch).loss for batch in batches[:3]]
+        ask(opened.cluster.nodes[1].socket, "drain")
+        job = trainer.job
+        assert job is not None
+        while job.replicas == 2:
+            losses.append(trainer.step(batches[len(losses)]).loss)
+        assert [member.node_name for member in job.topology.members] == ["atlas"]
+        losses.append(trainer.step(batches[len(losses)]).loss)
+        assert_undisturbed(trainer, losses, batches[: len(losses)])
+        trainer.close()
+
+
+@pytest.mark.slow
+def test_replicas_that_exchange_updates_hold_the_same_weights_after_one_came_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(members, "FIRST_TRY_SECONDS", 0.1)
+    batches = models.points(2000)
+    with hurt(monkeypatch, fail_at(1, 3, FaultPhase.UPDATE), workers=2) as opened:
+        trainer = trainer_of(opened, ParallelConfig(data_parallel=2), sync="distro", sync_options={"k": 4, "chunk": 64})
+        losses, job = [], None
+        while job is None or job.replicas < 2 or job.topology.epoch == 1:
+            losses.append(trainer.step(batches[len(losses)]).loss)
+            job = trainer.job
+        losses += [trainer.step(batch).loss for batch in batches[len(losses) : len(losses) + 5]]
+        extra = {rank: {"wanted": ["0/first.weight", "0/last.bias"]} for rank in range(2)}
+        replies = job._connection.command(Command.STATE, {}, extra=extra, most_bytes={0: 1 << 20, 1: 1 << 20})
+        first, second = (reply.tensors for reply in replies)
+        assert all(torch.equal(first[key], second[key]) for key in first)
+        assert losses[-1] < losses[0]
+        trainer.close()
 
 
 def test_a_silent_replica_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
