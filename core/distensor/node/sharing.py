@@ -15,6 +15,7 @@ import torch
 
 from distensor.core.errors import FrameError, ProgramRejectedError
 from distensor.node.orders import parse_plan, split_parts
+from distensor.node.snapshots import restore
 from distensor.node.step_report import Decided
 from distensor.transport import Channel
 from distensor.transport.driver import receive_named, send_named
@@ -113,17 +114,9 @@ def take(
     programs, weights = split_parts(parts)
     parts.clear()
     engine.load(parse_plan(meta), programs, weights)
-    _load_state(engine, state)
+    restore(engine, state)
     engine.decided = Decided(number=order.step, report=None)
     return meta, programs
-
-
-def _load_state(engine: ShardEngine, tensors: Mapping[str, Tensor]) -> None:
-    state: dict[str, dict[str, Tensor]] = {key: {} for key in engine.trained}
-    for name, tensor in tensors.items():
-        key, _, field_name = name.rpartition("/")
-        state.setdefault(key, {})[field_name] = tensor.detach()
-    engine.load_optimizer_state(state)
 
 
 def _check_hashes(source: int, hashes: Any, tensors: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> None:
