@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ipaddress
 import os
 import re
@@ -94,3 +95,11 @@ def without_user(url: str) -> str:
     scheme = found[0] if found else ""
     _, at, place = url[len(scheme) :].rpartition("@")
     return scheme + re.split(r"[/?#\s]", place, maxsplit=1)[0] if at else url
+
+
+def address_argument(text: str) -> HubAddress:
+    """An address on a command line; port 0 is any free one. Raises argparse.ArgumentTypeError."""
+    try:
+        return parse_address(text, allow_port_zero=True)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

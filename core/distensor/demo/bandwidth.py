@@ -5,18 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
+from distensor.core.commandline import USAGE, UsageParser
 from distensor.core.errors import ConfigError
 from distensor.core.update_bytes import Topology, Traffic, traffic_of_all
 
-OK, USAGE = 0, 64
+OK = 0
 MEGABIT = 1e6 / 8
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"{self.prog}: {message}\nTry '{self.prog} --help'.\n")
 
 
 def main(argv: list[str]) -> int:
@@ -35,8 +31,8 @@ def main(argv: list[str]) -> int:
     return OK
 
 
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> UsageParser:
+    parser = UsageParser(
         prog="distensor bandwidth",
         description="What each method would send in a step of data-parallel training, and how long that takes. "
         "Predicted from the wire format; nothing is measured.",

@@ -13,8 +13,9 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from distensor.core.commandline import UsageParser
 from distensor.core.errors import DistensorError
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from distensor.training.sessions import Session
 
 EXIT_FAILED = 1
-EXIT_USAGE = 64
 EXIT_UNAVAILABLE = 69
 
 
@@ -47,11 +47,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if report.passed else EXIT_FAILED
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USAGE, f"{self.prog}: {message}\nTry '{self.prog} --help'.\n")
-
-
 def _steps(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 2 <= int(text) <= 100_000:
         raise argparse.ArgumentTypeError(f"--steps {text}: expected a whole number from 2 to 100000")
@@ -59,7 +54,7 @@ def _steps(text: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = UsageParser(
         prog="distensor demo",
         description="Train a small language model on this machine, through a real hub, two real supervisors and four "
         "real workers (data parallel 2 x pipeline parallel 2), and compare with the same training in one process.",

@@ -5,19 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import signal
 import sys
-import threading
 import traceback
 from enum import IntEnum
 from pathlib import Path
-from typing import NoReturn
 
 import platformdirs
 
-from distensor.comm.address import HubAddress, is_loopback, parse_address
+from distensor.comm.address import address_argument, is_loopback, parse_address
 from distensor.core.clock import SYSTEM_CLOCK
+from distensor.core.commandline import UsageParser, stop_when_told
 from distensor.core.errors import ConfigError, ControlError, DistensorError, StoreError
 from distensor.hub.app import HubConfig, Ready, run_hub
 from distensor.hub.tokens import make_node_tokens
@@ -34,11 +31,6 @@ class Exit(IntEnum):
     UNAVAILABLE = 69
     SOFTWARE = 70
     CANNOT_CREATE = 73
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(Exit.USAGE, f"{self.prog}: {message}\nTry '{self.prog} --help'.\n")
 
 
 def main(argv: list[str]) -> int:
@@ -71,13 +63,6 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _address(text: str) -> HubAddress:
-    try:
-        return parse_address(text, allow_port_zero=True)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
 def _relay_address(text: str) -> str:
     try:
         return str(parse_address(text))
@@ -94,7 +79,7 @@ def _state_option(parser: argparse.ArgumentParser) -> None:
 
 
 def _hub_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = UsageParser(
         prog="distensor hub",
         description="Run a hub: it knows the nodes, places jobs on them and keeps the books.",
         epilog="`distensor hub token` makes another join token for a node.",
@@ -102,7 +87,7 @@ def _hub_parser() -> argparse.ArgumentParser:
     _state_option(parser)
     parser.add_argument(
         "--listen",
-        type=_address,
+        type=address_argument,
         default=parse_address(DEFAULT_LISTEN),
         metavar="HOST:PORT",
         help=f"where to accept connections ({DEFAULT_LISTEN}; port 0 takes a free one)",
@@ -126,7 +111,7 @@ def _hub_parser() -> argparse.ArgumentParser:
 
 
 def _token_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="distensor hub token", description="Make join tokens for nodes; the hub may be running.")
+    parser = UsageParser(prog="distensor hub token", description="Make join tokens for nodes; the hub may be running.")
     _state_option(parser)
     parser.add_argument("--count", type=_count, default=1, metavar="N", help="how many (1)")
     return parser
@@ -155,22 +140,12 @@ def _hub(options: argparse.Namespace) -> int:
 
 async def _run(config: HubConfig, *, as_json: bool, exit_with_stdin: bool) -> None:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    if exit_with_stdin:
-        threading.Thread(target=_wait_for_stdin, args=(loop, stop), daemon=True).start()
+    stop_when_told(stop, with_stdin=exit_with_stdin)
 
     def on_ready(ready: Ready) -> None:
         print(_as_json(ready) if as_json else _as_text(ready), flush=True)
 
     await run_hub(config, clock=SYSTEM_CLOCK, on_ready=on_ready, log=_log, stop=stop)
-
-
-def _wait_for_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    while os.read(0, 4096):  # not sys.stdin: its lock, held by this thread, would abort the interpreter's end
-        pass
-    loop.call_soon_threadsafe(stop.set)
 
 
 def _log(line: str) -> None:

@@ -130,7 +130,9 @@ class WorkerRuntime:
             self._emitter.event("warning", f"epoch {seat.assignment.epoch} was not entered: {error}")
         except TransportError as error:
             if not self._mailbox.draining:
-                self._emitter.event("warning", f"epoch {seat.assignment.epoch} is over: {error}")
+                planned = isinstance(error, PeerLostError) and error.rank == DRIVER_RANK
+                text = f"epoch {seat.assignment.epoch} is over: {error}"
+                self._emitter.event("info" if planned else "warning", text)
         return False
 
     def _take_part(self, seat: Seat, listener: Listener) -> bool:
@@ -168,8 +170,7 @@ class WorkerRuntime:
 
     def _give_up_opening(self) -> None:
         """There is a newer epoch: whoever is awaited in this one may never come."""
-        opening = self._opening
-        if opening is not None:
+        if (opening := self._opening) is not None:
             opening.close()
 
     def _serve(self, plane: DataPlane) -> bool:

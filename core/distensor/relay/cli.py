@@ -5,17 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import re
-import signal
 import sys
-import threading
 from enum import IntEnum
-from typing import NoReturn
 
-from distensor.comm.address import HubAddress, parse_address
+from distensor.comm.address import address_argument, parse_address
 from distensor.comm.bootstrap import fetch_authority
 from distensor.core.clock import SYSTEM_CLOCK
+from distensor.core.commandline import UsageParser, stop_when_told
 from distensor.core.errors import AuthenticationError, ConfigError, ControlError, DistensorError
 from distensor.relay.desk import Caps
 from distensor.relay.server import Relay, serve
@@ -33,11 +30,6 @@ class Exit(IntEnum):
     USAGE = 64
     UNAVAILABLE = 69
     NO_PERMISSION = 77
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(Exit.USAGE, f"{self.prog}: {message}\nTry '{self.prog} --help'.\n")
 
 
 def main(argv: list[str]) -> int:
@@ -59,13 +51,6 @@ def _fail(error: DistensorError, status: Exit) -> int:
     return status
 
 
-def _address(text: str) -> HubAddress:
-    try:
-        return parse_address(text, allow_port_zero=True)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
 def _fingerprint(text: str) -> str:
     if not re.fullmatch(r"[0-9a-f]{64}", text):
         raise argparse.ArgumentTypeError(f"{text!r}: expected the 64 hexadecimal digits that the hub prints")
@@ -73,19 +58,21 @@ def _fingerprint(text: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = UsageParser(
         prog="distensor relay",
         description="Forward encrypted bytes between members of one hub's jobs who cannot reach each other. The relay "
         "sees who talks to whom and how much, and nothing of what they say.",
         epilog="Tell the members of it by starting the hub with --relay HOST:PORT.",
     )
-    parser.add_argument("--hub", type=_address, required=True, metavar="HOST:PORT", help="whose members may use it")
+    parser.add_argument(
+        "--hub", type=address_argument, required=True, metavar="HOST:PORT", help="whose members may use it"
+    )
     parser.add_argument(
         "--authority", type=_fingerprint, required=True, metavar="SHA256", help="fingerprint of the hub's authority"
     )
     parser.add_argument(
         "--listen",
-        type=_address,
+        type=address_argument,
         default=parse_address(DEFAULT_LISTEN),
         metavar="HOST:PORT",
         help=f"where to accept connections ({DEFAULT_LISTEN}; port 0 takes a free one)",
@@ -124,11 +111,7 @@ def _relay(options: argparse.Namespace) -> int:
 
 async def _run(authority: str, caps: Caps, options: argparse.Namespace) -> None:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    if options.exit_with_stdin:
-        threading.Thread(target=_wait_for_stdin, args=(loop, stop), daemon=True).start()
+    stop_when_told(stop, with_stdin=options.exit_with_stdin)
     relay = Relay(authority, caps, SYSTEM_CLOCK, _log)
     async with serve(relay, options.listen) as address:
         if options.json:
@@ -136,12 +119,6 @@ async def _run(authority: str, caps: Caps, options: argparse.Namespace) -> None:
         else:
             print(f"disTensor relay at {address} for the hub at {options.hub}. Ctrl-C ends it.", flush=True)
         await stop.wait()
-
-
-def _wait_for_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    while os.read(0, 4096):  # not sys.stdin: its lock, held by this thread, would abort the interpreter's end
-        pass
-    loop.call_soon_threadsafe(stop.set)
 
 
 def _log(line: str) -> None:

@@ -290,7 +290,7 @@ class JobConnection:
         changes = [
             change
             for change in update.workers
-            if change.rank in self.ranks and change.reason and (change.state in gone or change.restarts > 0)
+            if change.epoch == self.epoch and change.reason and (change.state in gone or change.restarts > 0)
         ]
         return min(changes, key=lambda change: change.rank != rank, default=None)
 

@@ -85,6 +85,7 @@ class TrainingJob:
         self._note_links = note_links
         self._measured = False
         self._apart = False
+        self._trained = False
         self._row_inputs = row_major(pieces.first.batch_inputs)
         self._take_mesh(options.parallel)
         self._tokens_per_second: float | None = None
@@ -225,13 +226,8 @@ class TrainingJob:
                 return self._finish(number, lr, attempt, replies, before, started)
 
     def _run_step(self, number: int, attempt: Attempt, lr: float) -> list[Reply]:
-        meta = {
-            "step": number,
-            "lr": lr,
-            "total_steps": attempt.total_steps,
-            "tokens_per_second": self._tokens_per_second,
-        }
-        meta |= self._pacer.order()
+        meta = {"step": number, "lr": lr, "tokens_per_second": self._tokens_per_second, **self._pacer.order()}
+        meta["total_steps"] = attempt.total_steps
         return self._send(Command.STEP, meta, attempt.parts)
 
     def _finish(
@@ -261,6 +257,7 @@ class TrainingJob:
         figures = {reply.rank: answer.figures for reply, answer in zip(replies, answers, strict=True)}
         self._pacer.observe(figures, max(map(len, attempt.parts)))
         self._tell_measures(attempt.parts)
+        self._trained = self._trained or committed
         if committed:
             sparse = None if self._optimizer is None else self._optimizer.sparse
             self._apart = sparse is not None and not sparse.exchanges(number, attempt.total_steps)
@@ -277,12 +274,15 @@ class TrainingJob:
         self._rank_links = {}
         return self._with_members(lambda: members.recover(error, number))
 
-    def _with_members(self, change: Callable[[], T]) -> T:
+    def _with_members(self, change: Callable[[], list[Reply] | None]) -> list[Reply]:
+        """Where state is lost, all ranks are given the module's weights: what they began with."""
         try:
-            return change()
+            return change() or []
         except StateLostError:
-            self._load(self._loaded_optimizer)
-            raise
+            self._persisting(lambda: self._load(self._loaded_optimizer))
+            if self._trained:
+                raise
+            return []
 
     @property
     def _loaded_optimizer(self) -> OptimizerSpec:
@@ -424,6 +424,7 @@ class TrainingJob:
 
     def restore(self, saved: Saved) -> None:
         """Bring the optimizer state of a checkpoint to the ranks; their weights are the module's already."""
+        self._trained = True
         self._persisting(lambda: self._restore(saved))
 
     def _restore(self, saved: Saved) -> None:

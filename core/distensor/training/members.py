@@ -148,7 +148,7 @@ class Membership:
 
         Raises:
             StateLostError: there are members again, but nobody holds some part of the model.
-            WorkerLostError: there are not enough members, and none come.
+            WorkerLostError: there are not enough members, and none come; or nothing would bring back what they held.
         """
         alive, parallel = set(self._connection.ranks) - self._connection.gone(), self.parallel
         self._check_hope(error, alive)
@@ -160,7 +160,7 @@ class Membership:
     def _check_hope(self, error: WorkerLostError, alive: set[int]) -> None:
         """Raise, with the reason, where nobody will hold what the lost ranks held."""
         if (self._cut or without_lost(self.parallel, alive) is None) and not self._restorable():
-            raise StateLostError(f"{self._connection.explained(error)}. {NO_HOPE}")
+            raise WorkerLostError(f"{self._connection.explained(error)}. {NO_HOPE}")
 
     def _in_growth(self, alive: set[int], parallel: ParallelConfig) -> tuple[set[int], ParallelConfig]:
         """The same ranks as numbers of the epoch that was being prepared, if one was."""

@@ -38,13 +38,20 @@ class Standing:
         if self.lost is not None:
             raise self.lost
 
-    def give_up_unless_regained(self, error: StateLostError) -> None:
-        """Raises StateLostError; this trainer has ended then."""
+    def check_regained(self, error: StateLostError, step: int, began: int) -> None:
+        """A `fit` that began after step `began` goes on from `step`, if its own data leads from there.
+
+        Raises:
+            StateLostError: there is no checkpoint, or only an older one; this trainer has ended.
+        """
+        why = ""
         if self.lost is not None:
-            self.failure = f"{type(error).__name__}: {error}"
-            raise StateLostError(
-                f"{error}. There is no checkpoint to go on from: give checkpoint=FOLDER and checkpoint_every=N"
-            ) from error
+            why = "there is no checkpoint to go on from: give checkpoint=FOLDER and checkpoint_every=N"
+        elif step < began:
+            why = f"the latest checkpoint is of step {step}, and this fit began after step {began}"
+        if why:
+            self.failure = f"{error}; {why}"
+            raise StateLostError(self.failure) from error
 
     @contextmanager
     def noting_failure(self) -> Iterator[None]:

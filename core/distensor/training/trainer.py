@@ -217,7 +217,6 @@ class Trainer:
             BatchError: the data holds no batch, or one that cannot be cut.
             WorkerLostError, WorkerFailedError: a rank ended, and the job cannot go on without it; `on_step` has been
                 called with every step before it.
-            StateLostError: the same, where nobody holds a part of the model any longer and there is no checkpoint.
         """
         check_counts(epochs, max_steps)
         if epochs > 1 and isinstance(data, Iterator):
@@ -231,7 +230,7 @@ class Trainer:
         total = count_steps(data, epochs=epochs, accumulate=self.options.accumulate, max_steps=max_steps)
         total = None if total is None else max(0, total - feed.steps)
         self._lr_schedule = resolved_schedule(self._lr_schedule, self._step, total)
-        last = None if total is None else self._step + total
+        began, last = self._step, None if total is None else self._step + total
 
         def steps(feed: Feed) -> Iterator[StepResult]:
             self._feed = feed
@@ -240,7 +239,7 @@ class Trainer:
                     yield self.step(*window, total_steps=last)
 
         with ProgressBar(self.name, total, shown=self._progress) as bar:
-            for result in resuming(steps, feed, lambda error: self._rewound(error, data)):
+            for result in resuming(steps, feed, lambda error: self._rewound(error, data, began, resume)):
                 history.add(result)
                 bar.update(result)
                 if on_step is not None:
@@ -253,16 +252,13 @@ class Trainer:
             self.save_checkpoint()
         return history
 
-    def _rewound(self, error: StateLostError, data: Iterable[Any]) -> Feed:
-        """The data from where the latest checkpoint was saved; raises `error` where there is none."""
+    def _rewound(self, error: StateLostError, data: Iterable[Any], began: int, resumed: bool) -> Feed:
+        """The data from where the latest checkpoint was saved, in this `fit` or at its beginning, step `began`."""
         if self._checkpoints is not None:
             self._checkpoints.settle()
-            if self._checkpoints.folder.find() is not None:
-                self.resume()
-        if self._step > 0:
-            self._standing.give_up_unless_regained(error)
-        self._standing.lost = None
-        return Feed(data, self._resumed)
+            self.resume()
+        self._standing.check_regained(error, self._step, began)
+        return Feed(data, self._resumed if resumed or self._step > began else None)
 
     def step(self, *batches: Any, total_steps: int | None = None) -> StepResult:
         """One optimizer step over the whole of `batches`, usually one.
@@ -471,7 +467,7 @@ class Trainer:
         if self._standing.ended:
             return
         self._standing.ended = True
-        reason = self._standing.failure or failed
+        reason = self._standing.failure or str(self._standing.lost or failed)
         if self._checkpoints is not None:
             self._checkpoints.close(failed=bool(reason))
         if self._job is not None:
