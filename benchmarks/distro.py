@@ -10,11 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,6 @@ from distensor.testing.exchange import Meeting, ThreadExchange
 VOCABULARY = 128
 CONTEXT = 128
 WORKERS = 4
-BATCH = 8
-"""Sequences of one worker in a step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,13 +39,15 @@ class Size:
     width: int
     layers: int
     steps: int
+    batch: int = 8
+    """Sequences of one worker in a step."""
 
 
 SIZES = {
     "0.1M": Size(width=64, layers=2, steps=500),
     "0.1M-long": Size(width=64, layers=2, steps=2500),
-    "0.8M": Size(width=128, layers=4, steps=500),
-    "5M": Size(width=256, layers=6, steps=300),
+    "0.8M": Size(width=128, layers=4, steps=500, batch=4),
+    "5M": Size(width=256, layers=6, steps=300, batch=4),
 }
 
 
@@ -230,7 +231,7 @@ def _work(
         for group in optimizer.param_groups:
             group["lr"] = rate_at(step, size.steps, lr)
         optimizer.zero_grad()
-        loss_of(model, draw(texts[0], BATCH, generator)).backward()
+        loss_of(model, draw(texts[0], size.batch, generator)).backward()
         optimizer.step()
     if hasattr(optimizer, "settle"):
         optimizer.settle()
@@ -242,13 +243,14 @@ def main() -> int:
     parser.add_argument("--size", choices=SIZES, default="0.1M")
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rates", type=float, nargs="*", help="instead of each method's own")
     parser.add_argument("--steps", type=int, help="instead of the size's own")
     parser.add_argument("--results", type=Path, default=Path("build/distro.json"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     size = SIZES[arguments.size]
     if arguments.steps:
-        size = Size(width=size.width, layers=size.layers, steps=arguments.steps)
+        size = replace(size, steps=arguments.steps)
     book = Book(arguments.results)
     texts = load_text()
     for name in arguments.methods:
@@ -258,7 +260,9 @@ def main() -> int:
             key = f"{arguments.size}/{size.steps}/{name}/{lr:g}/{seed}"
             return book.get(key, lambda: train(method, size, lr, seed, texts))
 
-        best = min(method.rates, key=lambda lr: run(lr, 0)["loss"])
+        for lr in arguments.rates or method.rates:
+            run(lr, 0)
+        best = book.best_rate(f"{arguments.size}/{size.steps}/{name}")
         losses = [run(best, seed)["loss"] for seed in range(arguments.seeds)]
         sent = run(best, 0)["bytes_sent_a_step"]
         print(
@@ -282,6 +286,11 @@ class Book:
             self._path.write_text(json.dumps(self._all, indent=1) + "\n")
             print(f"  {key}: {self._all[key]}", flush=True)
         return self._all[key]
+
+    def best_rate(self, prefix: str) -> float:
+        """The rate with the lowest loss of seed 0, of all that were ever tried."""
+        tried = {key.split("/")[3]: run["loss"] for key, run in self._all.items() if re.fullmatch(f"{prefix}/[^/]+/0", key)}
+        return float(min(tried, key=lambda rate: tried[rate]))
 
 
 if __name__ == "__main__":
