@@ -289,7 +289,9 @@ class Book:
 
     def best_rate(self, prefix: str) -> float:
         """The rate with the lowest loss of seed 0, of all that were ever tried."""
-        tried = {key.split("/")[3]: run["loss"] for key, run in self._all.items() if re.fullmatch(f"{prefix}/[^/]+/0", key)}
+        tried = {
+            key.split("/")[3]: run["loss"] for key, run in self._all.items() if re.fullmatch(f"{prefix}/[^/]+/0", key)
+        }
         return float(min(tried, key=lambda rate: tried[rate]))
 
 
