@@ -129,7 +129,7 @@ OUTSIDE = {
     "optim.sparse_spec:parse_sync_options": WORDS,
     "training.step_results:load_words": "no reader: it writes the words of a command",
     "training.optimizer_words:read_optimizer": WORDS,
-    "training.trainer:Trainer.load": "a file that the user names, read by safetensors",
+    "training.job_holder:JobHolder.load": "a file that the user names, read by safetensors",
     "training.files:load_weights": "a file that the user names, read by safetensors",
     "training.checkpointing:Checkpointing.load": INNER + "Manifest.from_json and read_tensors",
     "training.snapshot_reading:SnapshotReader.read": INNER + "decode_named, and check_tensors on what came",

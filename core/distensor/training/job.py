@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,26 +14,23 @@ from distensor.core import DRIVER_RANK, Clock, ParallelConfig, Rank, RankLayout
 from distensor.core.control import JobState, MeshMeasures, Topology, Unit, UnitKey
 from distensor.core.errors import StateLostError, WorkerLostError
 from distensor.optim import OptimizerSpec
-from distensor.optim.updater import kept_dtype
 from distensor.sync import Sync
 from distensor.training.admission import admit
-from distensor.training.batches import row_count, row_major, split_rows
-from distensor.training.checkpoint_model import model_tensors
-from distensor.training.job_snapshot import JobSnapshot, copy_seconds, state_for, wanted_of, wholes_of
+from distensor.training.job_snapshot import JobSnapshot
 from distensor.training.measures import mesh_measures
 from distensor.training.members import Membership
 from distensor.training.pacing import PipelinePacer
+from distensor.training.ranks import JobRanks, named_tensors
 from distensor.training.receipts import ReceiptSender
 from distensor.training.replicas import ReplicaWatch
 from distensor.training.replies import (
     LinkBytes,
     Reply,
     agreed,
-    read_loss,
     read_step,
 )
 from distensor.training.results import StepResult
-from distensor.training.step_results import Attempt, load_words, most_bytes, slowest_of, step_result, wanted_tensors
+from distensor.training.step_results import Attempt, slowest_of, step_result
 from distensor.transport.driver import Command
 
 if TYPE_CHECKING:
@@ -46,7 +42,6 @@ if TYPE_CHECKING:
     from distensor.training.connection import JobConnection
     from distensor.training.options import TrainerOptions
     from distensor.training.pieces import MeshPieces
-    from distensor.training.replies import Layout
     from distensor.training.sessions import Session
 
 logger = logging.getLogger(__name__)
@@ -74,10 +69,9 @@ class TrainingJob:
         restorable: Callable[[], bool] = lambda: False,
     ) -> None:
         self._optimizer = optimizer
-        self._snapshots = 0
         self._connection = connection
         self._model = model
-        self._pieces = pieces
+        self._ranks = JobRanks(connection=connection, model=model, pieces=pieces, options=options)
         self._options = options
         self._receipts = receipts
         self._clock = clock
@@ -86,7 +80,6 @@ class TrainingJob:
         self._measured = False
         self._apart = False
         self._trained = False
-        self._row_inputs = row_major(pieces.first.batch_inputs)
         self._take_mesh(options.parallel)
         self._tokens_per_second: float | None = None
         self._micro_batches_done = 0
@@ -149,7 +142,7 @@ class TrainingJob:
             restorable=restorable,
         )
         try:
-            job._load(optimizer)
+            job._ranks.ship(optimizer)
             if restored is not None:
                 job.restore(restored)
         except BaseException as error:  # whatever it was, an interrupt included, the workers must be given back
@@ -158,18 +151,15 @@ class TrainingJob:
         return job
 
     def _take_mesh(self, parallel: ParallelConfig) -> None:
-        """What follows from who the ranks are. Stages and their cut along tp and cp stay what they were."""
-        self._pieces = replace(self._pieces, parallel=parallel)
-        layout, ranks = RankLayout(parallel), range(parallel.world_size)
-        self._replica_of = {rank: layout.coordinates(rank).dp for rank in ranks}
-        self._inputs_of_rank = {rank: self._pieces.inputs_of(rank) for rank in ranks}
-        self._replicas = ReplicaWatch(layout, self._pieces.trained_elements())
+        """What follows from who the ranks are."""
+        self._ranks.take_mesh(parallel)
+        self._replicas = ReplicaWatch(RankLayout(parallel), self._ranks.pieces.trained_elements())
         self._pacer = PipelinePacer(parallel=parallel, schedule=self._options.schedule, stages=self._options.stages)
 
     @property
     def replicas(self) -> int:
         """How many take part now."""
-        return self._pieces.parallel.data_parallel
+        return self._ranks.pieces.parallel.data_parallel
 
     @property
     def topology(self) -> Topology:
@@ -213,9 +203,9 @@ class TrainingJob:
             if self._members is not None:
                 self._with_members(self._members.tend)
             attempt = Attempt(
-                parts=self._split(batches),
+                parts=self._ranks.split(batches),
                 epoch=self._connection.epoch,
-                replica_of=self._replica_of,
+                replica_of=self._ranks.replica_of,
                 total_steps=total_steps,
             )
             try:
@@ -228,7 +218,7 @@ class TrainingJob:
     def _run_step(self, number: int, attempt: Attempt, lr: float) -> list[Reply]:
         meta = {"step": number, "lr": lr, "tokens_per_second": self._tokens_per_second, **self._pacer.order()}
         meta["total_steps"] = attempt.total_steps
-        return self._send(Command.STEP, meta, attempt.parts)
+        return self._ranks.send(Command.STEP, meta, attempt.parts)
 
     def _finish(
         self,
@@ -279,7 +269,7 @@ class TrainingJob:
         try:
             return change() or []
         except StateLostError:
-            self._persisting(lambda: self._load(self._loaded_optimizer))
+            self._persisting(lambda: self._ranks.ship(self._loaded_optimizer))
             if self._trained:
                 raise
             return []
@@ -301,9 +291,8 @@ class TrainingJob:
         """Once, when the ranks have measured themselves and their links."""
         figures = self._pacer.figures
         if figures and not self._measured:
-            rows = [len(part[self._row_inputs[0]]) for own in parts for part in own]
-            mean = max(1, round(sum(rows) / len(rows)))
-            self._note_measures(mesh_measures(self._pieces, self.topology, figures, mean))
+            mean = max(1, round(self._ranks.mean_rows(parts)))
+            self._note_measures(mesh_measures(self._ranks.pieces, self.topology, figures, mean))
             self._measured = True
 
     def _report_units(self, step: int, attempt: Attempt) -> None:
@@ -322,57 +311,23 @@ class TrainingJob:
     @property
     def drawing_modules(self) -> tuple[str, ...]:
         """Modules whose training forward draws random numbers, dropout above all."""
-        return self._pieces.drawing_modules()
+        return self._ranks.pieces.drawing_modules()
 
     def evaluate(self, batch: Any) -> tuple[float, float]:
         """(mean loss, number of real elements); the loss is NaN where there is no real element."""
-        return self._agreed_loss(self._persisting(lambda: self._send(Command.EVALUATE, {}, self._split([batch]))))
+        return self._persisting(lambda: self._ranks.evaluate(batch))
 
     def gradients(self, batches: Sequence[Any], step: int = 0) -> tuple[float, dict[str, Tensor]]:
         """(mean loss over all `batches`, full gradients by parameter name), with the dropout of `step`."""
-        return self._persisting(lambda: self._ask_gradients(batches, step))
-
-    def _ask_gradients(self, batches: Sequence[Any], step: int) -> tuple[float, dict[str, Tensor]]:
-        layouts = self._pieces.replies(gradients=True)
-        replies = self._send(Command.GRADIENTS, {"step": step}, self._split(batches), layouts)
-        return self._agreed_loss(replies)[0], self._pieces.merge(replies, layouts)
-
-    def _agreed_loss(self, replies: Sequence[Reply]) -> tuple[float, float]:
-        answers = [read_loss(reply) for reply in replies]
-        loss = agreed(replies, "loss", [answer.loss for answer in answers])
-        return loss, agreed(replies, "weight", [answer.weight for answer in answers])
+        return self._persisting(lambda: self._ranks.gradients(batches, step))
 
     def state(self) -> dict[str, Tensor]:
         """Parameters and buffers by their names in the module, whole, from the first replica."""
-        return self._persisting(self._ask_state)
-
-    def _ask_state(self) -> dict[str, Tensor]:
-        layouts = self._pieces.replies(gradients=False)
-        replies = self._collect({}, layouts)
-        fresh = self._pieces.merge(replies, layouts)
-        module = self._model.module
-        kept = module.state_dict().keys()
-        return {
-            name: fresh[name] if name in fresh else tensor.detach().clone()
-            for name, tensor in _named(module).items()
-            if name in kept
-        }
+        return self._persisting(self._ranks.state)
 
     def averages(self) -> dict[str, Tensor]:
         """The moving average of the trainable weights, in fp32 or wider; everything else as it is."""
-        return {**self.state(), **self._persisting(self._ask_averages)}
-
-    def _ask_averages(self) -> dict[str, Tensor]:
-        layouts = {
-            rank: {key: (kept_dtype(dtype), shape) for key, (dtype, shape) in layout.items()}
-            for rank, layout in self._pieces.replies(gradients=True).items()
-        }
-        replies = self._collect({"averages": True}, layouts)
-        return self._pieces.merge(replies, layouts)
-
-    def _collect(self, meta: Mapping[str, Any], layouts: Mapping[int, Layout]) -> list[Reply]:
-        wanted, most = wanted_tensors(layouts), most_bytes(layouts)
-        return self._connection.command(Command.STATE, meta, extra=wanted, most_bytes=most)
+        return {**self.state(), **self._persisting(self._ranks.averages)}
 
     def digests(self) -> list[str]:
         """A hash of all that each rank holds, weights and optimizer state, in rank order: equal on ranks of one place,
@@ -383,53 +338,23 @@ class TrainingJob:
     def copy_into_module(self) -> None:
         fresh = self.state()
         with torch.no_grad():
-            for name, target in _named(self._model.module).items():
+            for name, target in named_tensors(self._model.module).items():
                 if name in fresh:
                     target.copy_(fresh[name])
 
     def push(self) -> None:
         """Send the module's present weights to all ranks."""
-        self._persisting(self._push)
-
-    def _push(self) -> None:
-        current = _named(self._model.module).keys()
-        tensors = {
-            rank: {
-                f"{stage}/{name}": tensor
-                for stage, weights in self._pieces.weights_of(rank).items()
-                for name, tensor in weights.items()
-                if name in current
-            }
-            for rank in self._connection.ranks
-        }
-        self._connection.command(Command.REPLACE, {}, tensors)
+        self._persisting(self._ranks.push)
 
     def snapshot(self) -> JobSnapshot:
         """Let all ranks copy what they hold; the copies can be read while training goes on, as long as no member
         changes."""
-        return self._persisting(self._take_snapshot)
-
-    def _take_snapshot(self) -> JobSnapshot:
-        self._snapshots += 1
-        wanted = {rank: {"wanted": keys} for rank, keys in wanted_of(self._pieces, self._loaded_optimizer).items()}
-        replies = self._connection.command(Command.SNAPSHOT, {"number": self._snapshots}, extra=wanted)
-        tensors = model_tensors(self._model.module).tensors
-        return JobSnapshot(
-            number=self._snapshots,
-            reader=self._connection.snapshots,
-            wholes=wholes_of(self._pieces, self._loaded_optimizer, list(tensors), replies),
-            module=tensors,
-            copy_seconds=copy_seconds(replies),
-        )
+        return self._persisting(lambda: self._ranks.snapshot(self._loaded_optimizer))
 
     def restore(self, saved: Saved) -> None:
         """Bring the optimizer state of a checkpoint to the ranks; their weights are the module's already."""
         self._trained = True
-        self._persisting(lambda: self._restore(saved))
-
-    def _restore(self, saved: Saved) -> None:
-        tensors = {rank: state_for(self._pieces, saved, rank) for rank in self._connection.ranks}
-        self._connection.command(Command.RESTORE, {}, tensors)
+        self._persisting(lambda: self._ranks.restore(saved))
 
     def exchange(self) -> None:
         """Let replicas that took steps of their own since the last exchange bring them together."""
@@ -447,53 +372,3 @@ class TrainingJob:
                 left,
                 self._connection.job_id,
             )
-
-    def _load(self, optimizer: OptimizerSpec) -> None:
-        meta = load_words(self._options, self._pieces, optimizer)
-        tensors = {rank: self._parts_of(rank) for rank in self._connection.ranks}
-        self._connection.command(Command.LOAD, meta, tensors)
-
-    def _parts_of(self, rank: int) -> dict[str, Tensor]:
-        parts: dict[str, Tensor] = {}
-        for stage, program in self._pieces.programs_of(rank).items():
-            parts[f"program/{stage}"] = torch.frombuffer(bytearray(program.to_json()), dtype=torch.uint8)
-        for stage, weights in self._pieces.weights_of(rank).items():
-            parts.update({f"weight/{stage}/{name}": tensor.detach() for name, tensor in weights.items()})
-        return parts
-
-    def _split(self, batches: Sequence[Any]) -> list[list[dict[str, Tensor]]]:
-        """The micro-batches of each replica, batch after batch."""
-        parts: list[list[dict[str, Tensor]]] = [[] for _ in range(self.replicas)]
-        for batch in batches:
-            flat = self._pieces.first.flatten_batch(batch)
-            rows = row_count(flat, self._row_inputs)
-            split = split_rows(rows, replicas=len(parts), micro_batches=self._options.micro_batches)
-            cut_rows = iter(self._pieces.first.split_rows(flat, split.sizes))
-            for own, count in zip(parts, split.micro_batches, strict=True):
-                own.extend(itertools.islice(cut_rows, count))
-        return parts
-
-    def _send(
-        self,
-        command: Command,
-        meta: Mapping[str, Any],
-        parts: Sequence[Sequence[Mapping[str, Tensor]]],
-        layouts: Mapping[int, Layout] | None = None,
-    ) -> list[Reply]:
-        layouts = layouts or {}
-        wanted = wanted_tensors(layouts)
-        extra = {
-            rank: {"micro_batches": len(parts[replica]), **wanted.get(rank, {})}
-            for rank, replica in self._replica_of.items()
-        }
-        tensors = {rank: self._inputs_of(rank, parts) for rank in self._replica_of}
-        return self._connection.command(command, meta, tensors, extra, most_bytes(layouts))
-
-    def _inputs_of(self, rank: int, parts: Sequence[Sequence[Mapping[str, Tensor]]]) -> dict[str, Tensor]:
-        """The slices of the batch that this rank's stages read, by "micro/name"."""
-        names, own = self._inputs_of_rank[rank], parts[self._replica_of[rank]]
-        return {f"{micro}/{name}": part[name] for micro, part in enumerate(own) for name in names}
-
-
-def _named(module: torch.nn.Module) -> dict[str, Tensor]:
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
