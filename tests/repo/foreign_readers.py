@@ -113,6 +113,7 @@ OUTSIDE = {
     "comm.codec:read_certificate": INNER + "read_hub_message",
     "comm.codec:read_earnings": INNER + "read_hub_message",
     "comm.link_stream:LinkStream.read": INNER + "read_hub_message; this waits for one",
+    "comm.reach:Stream.read": "no code: what a link needs of its stream",
     "program.encoding:decode": INNER + "StageProgram.from_json",
     "program.encoding:decode_argument": INNER + "StageProgram.from_json",
     "program.sizes:SizeReader.read": INNER + "StageProgram.from_json",

@@ -73,10 +73,10 @@ class HubClient:
         """Give receipts for finished units; returns when they are in the hub's books."""
         for start in range(0, len(units), MAX_UNITS_PER_MESSAGE):
             part = units[start : start + MAX_UNITS_PER_MESSAGE]
-            self._call("ReportUnits", pb.ReportUnitsRequest(units=[codec.write_unit(unit) for unit in part]))
+            self._call("ReportUnits", codec.write_receipts(part))
 
     def end_job(self, job_id: JobId, state: JobState, reason: str = "") -> None:
-        self._call("EndJob", pb.EndJobRequest(job_id=job_id, state=state.value, reason=reason[: codec.LONGEST_TEXT]))
+        self._call("EndJob", codec.write_end(job_id, state, reason))
 
     def watch_job(self, job_id: JobId) -> Iterator[JobUpdate]:
         """The job's present state and every change until it has ended or this client is closed.
@@ -117,7 +117,7 @@ class HubClient:
 
     def _watch_once(self, job_id: JobId) -> Iterator[JobUpdate]:
         stub = ControlStub(self._open())  # type: ignore[no-untyped-call]  # generated
-        call = stub.WatchJob(pb.WatchJobRequest(job_id=job_id), metadata=self._metadata, wait_for_ready=False)
+        call = stub.WatchJob(codec.write_watch(job_id), metadata=self._metadata, wait_for_ready=False)
         with self._lock:
             self._watches.add(call)
         try:

@@ -442,5 +442,17 @@ def read_update(message: pb.JobUpdateMessage) -> JobUpdate:
     )
 
 
+def write_receipts(units: Iterable[Unit]) -> pb.ReportUnitsRequest:
+    return pb.ReportUnitsRequest(units=[write_unit(unit) for unit in units])
+
+
+def write_watch(job_id: JobId) -> pb.WatchJobRequest:
+    return pb.WatchJobRequest(job_id=job_id)
+
+
+def write_end(job_id: JobId, state: JobState, reason: str) -> pb.EndJobRequest:
+    return pb.EndJobRequest(job_id=job_id, state=state.value, reason=reason[:LONGEST_TEXT])
+
+
 def read_job_state(text: str) -> JobState:
     return _read_word(JobState, text, "job state")

@@ -14,7 +14,6 @@ from distensor.comm.channels import MAX_UNITS_PER_MESSAGE
 from distensor.comm.link_failures import LinkDownError, failure_of
 from distensor.comm.link_identity import LinkIdentity
 from distensor.comm.link_status import LinkError, LinkState, LinkStatus, NodeLinkHandler
-from distensor.comm.link_stream import LinkStream
 from distensor.comm.messages import (
     ClaimsAnswer,
     Heartbeat,
@@ -28,6 +27,7 @@ from distensor.comm.messages import (
     Welcome,
 )
 from distensor.comm.outbox import ClaimBook, ReportBoard
+from distensor.comm.reach import GRPC, Reach, Stream
 from distensor.comm.statement_codec import (
     read_statement,
     read_units,
@@ -69,9 +69,11 @@ class NodeLink:
         clock: Clock = SYSTEM_CLOCK,
         *,
         backoff: Backoff | None = None,
+        reach: Reach = GRPC,
     ) -> None:
         self._credential_path = credential_path
-        self._identity = LinkIdentity(token, credential_path)
+        self._reach = reach
+        self._identity = LinkIdentity(token, credential_path, reach.authority)
         self._describe = describe
         self._running = running
         self._handler = handler
@@ -83,7 +85,7 @@ class NodeLink:
         self._accepting = True
         self._beat_now = asyncio.Event()
         self._woken = asyncio.Event()
-        self._stream: LinkStream | None = None
+        self._stream: Stream | None = None
         self._told: NodeInfo | None = None
         self._sequence = 0
         self._sent_at: dict[int, float] = {}
@@ -139,7 +141,7 @@ class NodeLink:
 
     def use_token(self, token: str | None) -> None:
         """Another token, or none any more: connect anew at once with it. What is not acknowledged yet is kept."""
-        self._identity = LinkIdentity(token, self._credential_path)
+        self._identity = LinkIdentity(token, self._credential_path, self._reach.authority)
         self.wake()
 
     async def run(self) -> None:
@@ -168,7 +170,7 @@ class NodeLink:
 
     async def _connect_once(self) -> None:
         address, authority, metadata = await self._identity.resolve()
-        stream = await LinkStream.open(address, authority, metadata)
+        stream = await self._reach.open(address, authority, metadata)
         try:
             self._told = self._describe()
             node_id = self._identity.node_id
@@ -179,7 +181,7 @@ class NodeLink:
             self._claims.connection_lost()
             await stream.close()
 
-    async def _welcomed(self, stream: LinkStream) -> None:
+    async def _welcomed(self, stream: Stream) -> None:
         welcome = await stream.read(within=WELCOME_SECONDS)
         if isinstance(welcome, Rejected):
             raise LinkDownError.rejected(welcome)
@@ -197,7 +199,7 @@ class NodeLink:
             stream.drain(),
         )
 
-    async def _listen(self, stream: LinkStream, welcome: Welcome) -> None:
+    async def _listen(self, stream: Stream, welcome: Welcome) -> None:
         silence = welcome.heartbeat_seconds * SILENT_HEARTBEATS
         while True:
             message = await stream.read(within=silence)
@@ -205,7 +207,7 @@ class NodeLink:
                 return
             self._receive(message)
 
-    async def _beat(self, stream: LinkStream, seconds: float) -> None:
+    async def _beat(self, stream: Stream, seconds: float) -> None:
         while True:
             self._send_heartbeat(stream)
             self._beat_now.clear()
@@ -214,7 +216,7 @@ class NodeLink:
                 async with asyncio.timeout(seconds):
                     await self._beat_now.wait()
 
-    def _send_heartbeat(self, stream: LinkStream) -> None:
+    def _send_heartbeat(self, stream: Stream) -> None:
         info = self._describe()
         changed = info if info != self._told else None
         self._told = info
@@ -224,7 +226,7 @@ class NodeLink:
             changed = replace(changed, node_id=self._identity.node_id)
         stream.send(Heartbeat(sequence=self._sequence, info=changed, accepting=self._accepting))
 
-    async def _send_claims(self, stream: LinkStream) -> None:
+    async def _send_claims(self, stream: Stream) -> None:
         while True:
             if batch := self._claims.next_batch():
                 stream.send(batch)

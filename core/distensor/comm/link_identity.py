@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from distensor.comm.address import HubAddress, parse_address
-from distensor.comm.bootstrap import fetch_authority
 from distensor.comm.channels import bearer
 from distensor.comm.credential import NodeCredential, load_credential, save_credential
 from distensor.comm.link_failures import LinkDownError
@@ -25,10 +25,11 @@ class LinkIdentity:
     """Token and credential of a node, and which of the two to show.
 
     A credential of the hub that the token names is preferred to the token: the token may be used up. A token of
-    another hub means that the owner moves the node there.
+    another hub means that the owner moves the node there. `fetch` is `bootstrap.fetch_authority`, or what stands for it.
     """
 
-    def __init__(self, token: str | None, path: Path) -> None:
+    def __init__(self, token: str | None, path: Path, fetch: Callable[[HubAddress, str, float], str]) -> None:
+        self._fetch = fetch
         self._token_text = token
         self._path = path
         self._token: JoinToken | None = None
@@ -79,12 +80,12 @@ class LinkIdentity:
     async def _with_credential(self, credential: NodeCredential) -> tuple[HubAddress, str, Metadata]:
         address = parse_address(credential.address)
         if self._suspect:  # the last attempt failed: tell a hub that was replaced from one that is away
-            await asyncio.to_thread(fetch_authority, address, credential.fingerprint, BOOTSTRAP_SECONDS)
+            await asyncio.to_thread(self._fetch, address, credential.fingerprint, BOOTSTRAP_SECONDS)
         self._suspect = True
         return address, credential.authority_pem, bearer("node", credential.node_id, credential.secret)
 
     async def _with_token(self, token: JoinToken) -> tuple[HubAddress, str, Metadata]:
-        self._authority = await asyncio.to_thread(fetch_authority, token.address, token.fingerprint, BOOTSTRAP_SECONDS)
+        self._authority = await asyncio.to_thread(self._fetch, token.address, token.fingerprint, BOOTSTRAP_SECONDS)
         return token.address, self._authority, bearer("join", token.secret)
 
     async def welcomed(self, welcome: Welcome) -> None:

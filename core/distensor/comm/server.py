@@ -116,7 +116,7 @@ def read_bearer(metadata: Sequence[tuple[str, str | bytes]] | None) -> Bearer:
     raise AuthenticationError("the call carries no token or credential")
 
 
-class _Servicer(ControlServicer):
+class Servicer(ControlServicer):
     """Wire to values and back; no decision is taken here."""
 
     def __init__(self, service: ControlService) -> None:
@@ -269,7 +269,7 @@ async def start_server(service: ControlService, identity: ServerIdentity, listen
         ControlError: the address cannot be listened on (the port is taken, the host is not of this machine).
     """
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    add_ControlServicer_to_server(_Servicer(service), server)  # type: ignore[no-untyped-call]
+    add_ControlServicer_to_server(Servicer(service), server)  # type: ignore[no-untyped-call]
     credentials = grpc.ssl_server_credentials([(identity.key_pem, identity.chain_pem)])
     try:
         port = server.add_secure_port(str(listen), credentials)
