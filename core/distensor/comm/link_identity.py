@@ -25,7 +25,7 @@ class LinkIdentity:
     """Token and credential of a node, and which of the two to show.
 
     A credential of the hub that the token names is preferred to the token: the token may be used up. A token of
-    another hub means that the owner moves the node there. `fetch` is `bootstrap.fetch_authority`, or what stands for it.
+    another hub means that the owner moves the node there. `fetch`: `bootstrap.fetch_authority` or its stand-in.
     """
 
     def __init__(self, token: str | None, path: Path, fetch: Callable[[HubAddress, str, float], str]) -> None:
