@@ -139,7 +139,7 @@ OUTSIDE = {
     "hub.record_json:info_from_json": "columns that the hub wrote itself",
     "hub.record_json:parallel_from_json": "columns that the hub wrote itself",
     "node.engine:ShardEngine.load": INNER + "parse_plan, split_parts and StageProgram.from_json",
-    "node.engine:ShardEngine.load_optimizer_state": "tensors by name, from decode_named; checked in optim.updater",
+    "node.held_state:HeldState.load_optimizer_state": "tensors by name, from decode_named; checked in optim.updater",
     "node.lifeline:read": INNER + "node.ipc:parse_line",
     "optim.updater:Updater.load_state": "tensors by name, from decode_named",
     "optim.distro.sparse:SparseOptimizer.load_state_dict": "tensors by name, as torch gives and takes them",

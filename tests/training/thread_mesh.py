@@ -27,14 +27,16 @@ from distensor.core import (
     RankLayout,
 )
 from distensor.core.control import DeviceKind, Member, Mesh, MeshNode, NodeInfo, Topology
+from distensor.node.commands import Commands
 from distensor.node.engine import ShardEngine
 from distensor.node.groups import make_groups
-from distensor.node.ipc import Emitter, Mailbox, WorkerAssignment
-from distensor.node.runtime import WorkerRuntime
+from distensor.node.ipc import Emitter, WorkerAssignment
+from distensor.node.progress import ProgressReporter
+from distensor.node.replica_meter import ReplicaMeter
 from distensor.node.snapshots import SnapshotServer
 from distensor.training.replies import Reply
 from distensor.training.snapshot_reading import SnapshotReader
-from distensor.transport import DataPlane, Timeouts
+from distensor.transport import DataPlane
 from distensor.transport.driver import Command
 from distensor.transport.group import TransportGroup
 
@@ -83,10 +85,7 @@ class ThreadConnection:
         self._groups: list[TransportGroup] = []
         assignments = [self._assignment(parallel, rank) for rank in self.ranks]
         self.engines = [self._engine(assignment) for assignment in assignments]
-        self._runtimes = [self._runtime(assignment) for assignment in assignments]
-        for rank, runtime in enumerate(self._runtimes):
-            runtime._snapshots = servers[rank]
-            runtime._progress.watch(planes[rank])
+        self._commands_of = [self._commands(assignment, servers[assignment.rank]) for assignment in assignments]
         self.snapshots = reader
 
     @property
@@ -124,11 +123,16 @@ class ThreadConnection:
             groups=make_groups(self._layout, rank, new_group),
         )  # fmt: skip
 
-    def _runtime(self, assignment: WorkerAssignment) -> WorkerRuntime:
-        return WorkerRuntime(
-            assignment=assignment, mailbox=Mailbox(), emitter=Emitter(io.StringIO()), clock=SYSTEM_CLOCK,
-            timeouts=Timeouts(),
+    def _commands(self, assignment: WorkerAssignment, server: SnapshotServer) -> Commands:
+        emitter, meter = Emitter(io.StringIO()), ReplicaMeter(self._layout, assignment.rank)
+        progress = ProgressReporter(emitter=emitter, clock=SYSTEM_CLOCK, replicas=meter)
+        progress.watch(self.planes[assignment.rank])
+        commands = Commands(
+            assignment=assignment, emitter=emitter, clock=SYSTEM_CLOCK, progress=progress, meter=meter,
+            reach=lambda _phase, _step: None,
         )  # fmt: skip
+        commands.enter(assignment, self.planes[assignment.rank], server)
+        return commands
 
     def stats(self) -> Mapping[int, Any]:
         return {}
@@ -152,7 +156,7 @@ class ThreadConnection:
         def run(rank: int) -> Reply:
             words = json.loads(json.dumps({**meta, **(extra or {}).get(rank, {})}))
             own = {name: tensor.detach().clone() for name, tensor in (tensors or {}).get(rank, {}).items()}
-            answer, results = self._runtimes[rank]._run(self.engines[rank], command, sequence, words, own)
+            answer, results = self._commands_of[rank].run(self.engines[rank], command, sequence, words, own)
             size = sum(tensor.nbytes for tensor in results.values())
             assert size <= (most_bytes or {}).get(rank, 0), f"rank {rank} sends more than was asked for"
             copies = {name: tensor.detach().clone() for name, tensor in results.items()}
