@@ -54,7 +54,7 @@ parity: $(STAMP) ## every model on every mesh against one process, an hour; writ
 	$(PY) benchmarks/parity.py --write docs $(ARGS)
 
 bench: $(STAMP) ## the benchmarks, each prints its table
-	@for file in $(filter-out benchmarks/parity.py benchmarks/provider.py benchmarks/distro.py benchmarks/gallery.py,$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(PY) "$$file" $(ARGS) || exit 1; done
+	@for file in $(filter-out benchmarks/parity.py benchmarks/provider.py benchmarks/distro.py benchmarks/distro_report.py benchmarks/gallery.py,$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(PY) "$$file" $(ARGS) || exit 1; done
 
 bench-provider: $(STAMP) ## what supervisor and dashboard cost, each figure with its bar
 	$(PY) benchmarks/provider.py $(ARGS)
