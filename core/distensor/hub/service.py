@@ -34,7 +34,7 @@ from distensor.hub.machine import HubMachine
 from distensor.hub.metering import Recorded, record_claims, record_receipts
 from distensor.hub.repository import Books
 from distensor.hub.watchers import Watchers
-from distensor.hub.writer import Writer
+from distensor.hub.writer import Writes
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class HubService:
     """
 
     def __init__(
-        self, machine: HubMachine, writer: Writer, clock: Clock, mint: Mint, log: Callable[[str], None]
+        self, machine: HubMachine, writer: Writes, clock: Clock, mint: Mint, log: Callable[[str], None]
     ) -> None:
         self._machine = machine
         self._writer = writer

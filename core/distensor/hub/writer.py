@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from distensor.core.clock import Clock
 from distensor.core.errors import StoreError
@@ -20,15 +20,26 @@ RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class Work:
+    """A function on the books, and who waits for it."""
+
     run: Callable[[Books], Any]
     future: asyncio.Future[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
+class Outcome:
+    """What a function gave or raised; nothing of one that raised stays in the books."""
+
     value: Any = None
     error: BaseException | None = None
+
+
+class Writes(Protocol):
+    """What the hub needs of a writer."""
+
+    def submit(self, run: Callable[[Books], T]) -> asyncio.Future[T]:
+        """A future that is done once the changes of `run` are on the disk."""
 
 
 class Writer:
@@ -43,7 +54,7 @@ class Writer:
         self._store = store
         self._clock = clock
         self._on_trouble = on_trouble
-        self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work, name="hub-writer", daemon=True)
@@ -52,7 +63,7 @@ class Writer:
     def submit(self, run: Callable[[Books], T]) -> asyncio.Future[T]:
         """A future that is done once the changes of `run` are on the disk."""
         future: asyncio.Future[T] = self._loop.create_future()
-        self._queue.put(_Work(run, future))
+        self._queue.put(Work(run, future))
         return future
 
     async def close(self) -> None:
@@ -68,8 +79,8 @@ class Writer:
             if group:
                 self._commit_until_done(group)
 
-    def _next_group(self) -> tuple[list[_Work], bool]:
-        group: list[_Work] = []
+    def _next_group(self) -> tuple[list[Work], bool]:
+        group: list[Work] = []
         item = self._queue.get()
         while item is not None:
             group.append(item)
@@ -78,34 +89,42 @@ class Writer:
             item = self._queue.get()
         return group, False
 
-    def _commit_until_done(self, group: list[_Work]) -> None:
+    def _commit_until_done(self, group: list[Work]) -> None:
         while True:
             try:
-                outcomes = self._commit(group)
+                outcomes = commit(self._store, group)
             except StoreError as error:
                 if self._stopping.is_set():
                     return  # nobody has been answered; the callers send it again to the next hub
                 self._on_trouble(error)
                 self._clock.sleep(RETRY_SECONDS)
             else:
-                self._loop.call_soon_threadsafe(_resolve, group, outcomes)
+                self._loop.call_soon_threadsafe(answer, group, outcomes)
                 return
 
-    def _commit(self, group: list[_Work]) -> list[_Outcome]:
-        with self._store.transaction() as books:
-            return [self._run_one(books, work) for work in group]
 
-    def _run_one(self, books: Books, work: _Work) -> _Outcome:
-        try:
-            with self._store.part():
-                return _Outcome(value=work.run(books))
-        except StoreError:
-            raise
-        except Exception as error:  # noqa: BLE001  # it belongs to the caller, who gets it from the future
-            return _Outcome(error=error)
+def commit(store: Store, group: Iterable[Work]) -> list[Outcome]:
+    """All of the group in one transaction; a function that raises takes only its own changes back.
+
+    Raises:
+        StoreError: nothing of the group was committed.
+    """
+    with store.transaction() as books:
+        return [_run_one(store, books, work) for work in group]
 
 
-def _resolve(group: list[_Work], outcomes: list[_Outcome]) -> None:
+def _run_one(store: Store, books: Books, work: Work) -> Outcome:
+    try:
+        with store.part():
+            return Outcome(value=work.run(books))
+    except StoreError:
+        raise
+    except Exception as error:  # noqa: BLE001  # it belongs to the caller, who gets it from the future
+        return Outcome(error=error)
+
+
+def answer(group: list[Work], outcomes: list[Outcome]) -> None:
+    """Tell who waits, in their event loop."""
     for work, outcome in zip(group, outcomes, strict=True):
         if work.future.done():
             continue
