@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from distensor.optim.distro.agreement import used_by_all
+
+Arrives: TypeAlias = Callable[[int, int], bool]
+"""(round, rank of the sender) -> whether that message reached this worker; its own always does."""
 
 
 class Exchange(Protocol):
@@ -47,21 +52,42 @@ class GroupExchange:
     """The ranks of a torch.distributed group, over its backend. With None: the default group, or nobody else.
 
     Lengths differ, so they travel first. A backend that loses messages fails; nothing is lost without an error.
+
+    Args:
+        arrives: which messages reach this worker, where some do not (tests lose them on purpose). The workers then
+            agree in a second round on those that all of them have; None spares that round. All give one, or none.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup | None, device: torch.device, *, arrives: Arrives | None = None
+    ) -> None:
         found = dist.group.WORLD if group is None else group
         assert found is not None, "torch.distributed is initialised"
         self._group = found
         self._device = device
+        self._arrives = arrives
+        self._round = 0
         self.rank = found.rank()
         self.size = found.size()
 
     def gather(self, message: bytes) -> Sequence[bytes | None]:
-        own = torch.tensor([len(message)], dtype=torch.int64, device=self._device)
-        lengths = [torch.zeros_like(own) for _ in range(self.size)]
-        self._group.allgather([lengths], [own]).wait()
-        counts = [int(length) for length in lengths]
+        messages = self._gather_all(message)
+        if self._arrives is None:
+            return messages
+        here = [rank == self.rank or self._arrives(self._round, rank) for rank in range(self.size)]
+        self._round += 1
+        used = used_by_all([[bool(had) for had in view] for view in self.share(here)])
+        return [each if is_used else None for each, is_used in zip(messages, used, strict=True)]
+
+    def share(self, numbers: Sequence[int]) -> list[list[int]]:
+        """A few whole numbers of each worker, by rank; all give equally many."""
+        own = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        found = [torch.zeros_like(own) for _ in range(self.size)]
+        self._group.allgather([found], [own]).wait()
+        return [each.tolist() for each in found]
+
+    def _gather_all(self, message: bytes) -> list[bytes]:
+        counts = [count for (count,) in self.share([len(message)])]
         if not any(counts):
             return [b""] * self.size
         padded = torch.zeros(max(counts), dtype=torch.uint8, device=self._device)

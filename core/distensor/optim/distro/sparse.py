@@ -228,9 +228,22 @@ class SparseOptimizer(torch.optim.Optimizer):
             self._step_late(self._pending)
 
     def _exchange_and_apply(self, message: bytes) -> None:
-        messages = self._exchange.gather(message)
+        self._exchanged(message, self._exchange.gather(message))
+
+    def _exchanged(self, message: bytes, messages: Sequence[bytes | None]) -> None:
         self.count(message, messages)
+        if message and messages[self._exchange.rank] is None:
+            self.take_back(message)
         self.apply(messages)
+
+    @torch.no_grad()
+    def take_back(self, message: bytes) -> None:
+        """All workers have left this message of ours out: what it took out of the residuals is in them again."""
+        residuals = [self._residual_of(p) for p in self._tensors]
+        matrices = self._pack(residuals)
+        for matrix, rows in zip(matrices, decode(self.layout, message), strict=True):
+            add_rows(matrix, rows)
+        self._unpack(matrices, residuals)
 
     def count(self, message: bytes, messages: Sequence[bytes | None]) -> None:
         """Add one exchange to the counters."""
@@ -255,9 +268,8 @@ class SparseOptimizer(torch.optim.Optimizer):
         if self._pending is None or not self._pending.begun:
             return
         message, messages = self._pending.end()
-        self.count(message, messages)
         self._restore_shared()
-        self.apply(messages)
+        self._exchanged(message, messages)
 
     def shared_weights(self) -> list[Tensor]:
         """What all workers have in common now, a tensor for each trained parameter."""
