@@ -98,8 +98,8 @@ def test_a_state_directory_that_is_read_only_is_named(tmp_path: Path) -> None:
 def test_a_state_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     HubProcess(tmp_path / "s").stop()
     with closing(sqlite3.connect(tmp_path / "s" / "hub.sqlite")) as connection:
-        connection.execute("PRAGMA user_version = 7")
-    fails(hub("--listen", "127.0.0.1:0", state=tmp_path / "s"), 73, "version 7", "newer disTensor")
+        connection.execute("PRAGMA user_version = 77")
+    fails(hub("--listen", "127.0.0.1:0", state=tmp_path / "s"), 73, "version 77", "newer disTensor")
 
 
 def test_a_second_hub_on_the_same_state_is_refused(tmp_path: Path) -> None:

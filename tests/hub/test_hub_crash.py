@@ -19,7 +19,7 @@ from distensor.comm import HubClient
 from distensor.core.control import JobState, Unit, UnitKey
 from distensor.core.errors import HubUnreachableError, PlacementError
 from distensor.core.ids import Epoch, JobId, Rank
-from distensor.hub.sqlite_store import SqliteStore
+from distensor.hub.stores.sqlite import SqliteStore
 
 KILLS = 20
 NODES = 3

@@ -10,6 +10,7 @@ import pytest
 from hub_kit import info
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from postgres_kit import PostgresServer
 
 from distensor.core.control import Earnings, JobState, Unit, UnitKey
 from distensor.core.errors import AuthenticationError, ControlError
@@ -19,7 +20,7 @@ from distensor.core.statement import UnitState
 from distensor.hub.metering import record_claims, record_receipts
 from distensor.hub.records import JobRecord, NodeRecord, RankRecord
 from distensor.hub.repository import Store
-from distensor.hub.sqlite_store import SqliteStore
+from distensor.hub.stores.sqlite import SqliteStore
 from distensor.testing.hub_store import MemoryStore
 
 JOB = JobId("j_1")
@@ -55,21 +56,27 @@ def fill(store: Store) -> None:
         )
 
 
+KINDS = ["memory", "sqlite", "postgresql"]
+
+
 @contextmanager
-def stores(kind: str, path: Path) -> Iterator[Store]:
+def stores(kind: str, path: Path, postgres: PostgresServer | None = None) -> Iterator[Store]:
     if kind == "memory":
         store: Store = MemoryStore()
-    else:
+    elif kind == "sqlite":
         path.unlink(missing_ok=True)
         store = SqliteStore(path)
+    else:
+        assert postgres is not None
+        store = postgres.store()
     with closing(store):
         fill(store)
         yield store
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    with stores(request.param, tmp_path / "hub.sqlite") as filled:
+@pytest.fixture(params=KINDS)
+def store(request: pytest.FixtureRequest, tmp_path: Path, postgres: PostgresServer) -> Iterator[Store]:
+    with stores(request.param, tmp_path / "hub.sqlite", postgres) as filled:
         yield filled
 
 
@@ -90,7 +97,7 @@ def earned(store: Store, node_id: NodeId = NODES[0]) -> Earnings:
 
 def state(store: Store, one: Unit) -> UnitState | None:
     with store.transaction() as books:
-        found = books.find_unit(one.key)
+        found = books.find_units([one.key]).get(one.key)
         return None if found is None else found.state
 
 
@@ -125,7 +132,7 @@ def test_sizes_that_differ_are_kept_and_never_credited(store: Store, receipt_fir
     receive(store, unit(0, micro_batches=5))
     assert earned(store) == Earnings()
     with store.transaction() as books:
-        found = books.find_unit(unit(0).key)
+        found = books.find_units([unit(0).key]).get(unit(0).key)
     assert found is not None
     assert (found.claimed, found.received) == (5, 4)
 

@@ -18,7 +18,8 @@ from distensor.core.control import JobState
 from distensor.core.errors import HubUnreachableError
 from distensor.hub.app import HubConfig, Ready, run_hub
 from distensor.hub.machine import Patience
-from distensor.hub.sqlite_store import SqliteBooks, SqliteStore
+from distensor.hub.stores.books import SqlBooks
+from distensor.hub.stores.sqlite import SqliteStore
 
 pytestmark = pytest.mark.asyncio
 
@@ -54,13 +55,13 @@ async def test_a_job_is_not_acknowledged_before_it_is_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = threading.Event()
-    insert = SqliteBooks.insert_job
+    insert = SqlBooks.insert_job
 
-    def slow_insert(books: SqliteBooks, job: Any) -> None:
+    def slow_insert(books: SqlBooks, job: Any) -> None:
         assert gate.wait(20)
         insert(books, job)
 
-    monkeypatch.setattr(SqliteBooks, "insert_job", slow_insert)
+    monkeypatch.setattr(SqlBooks, "insert_job", slow_insert)
     hub = Hub(tmp_path / "hub")
     ready = await hub.ready()
     node = WordNode("atlas-1", ready.node_tokens[0], tmp_path / "n.json")
@@ -83,10 +84,10 @@ async def test_a_job_is_not_acknowledged_before_it_is_on_the_disk(
 async def test_a_record_that_cannot_be_written_ends_the_hub_instead_of_a_promise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(books: SqliteBooks, job: Any) -> None:
+    def broken(books: SqlBooks, job: Any) -> None:
         raise LookupError("a defect")
 
-    monkeypatch.setattr(SqliteBooks, "insert_job", broken)
+    monkeypatch.setattr(SqlBooks, "insert_job", broken)
     hub = Hub(tmp_path / "hub")
     ready = await hub.ready()
     node = WordNode("atlas-1", ready.node_tokens[0], tmp_path / "n.json")

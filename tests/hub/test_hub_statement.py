@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_hub_metering import JOB, NODES, claim, earned, fill, receive, stores, unit
+from postgres_kit import PostgresServer
+from test_hub_metering import JOB, KINDS, NODES, claim, earned, receive, stores, unit
 
 from distensor.core.ids import Epoch, NodeId, Rank
 from distensor.core.statement import (
@@ -22,13 +21,11 @@ from distensor.core.statement import (
     hour_of,
 )
 from distensor.hub.repository import Store
-from distensor.hub.sqlite_schema import UPGRADES
-from distensor.hub.sqlite_store import SqliteStore
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    with stores(request.param, tmp_path / "hub.sqlite") as filled:
+@pytest.fixture(params=KINDS)
+def store(request: pytest.FixtureRequest, tmp_path: Path, postgres: PostgresServer) -> Iterator[Store]:
+    with stores(request.param, tmp_path / "hub.sqlite", postgres) as filled:
         yield filled
 
 
@@ -118,23 +115,3 @@ def test_pages_of_any_size_add_up_to_the_ledger(
             assert rows == sorted(all_rows(store, node_id), key=lambda row: row.key)
             assert sum(row.micro for row in rows) == whole.confirmed_micro
             assert sum(row.units for row in rows) == whole.confirmed_units
-
-
-def test_a_database_of_the_first_version_is_upgraded_with_its_postings_in_hour_zero(tmp_path: Path) -> None:
-    path = tmp_path / "hub.sqlite"
-    with closing(sqlite3.connect(path)) as old:
-        old.executescript(f"BEGIN; {UPGRADES[0]} PRAGMA user_version = 1; COMMIT;")
-    with closing(SqliteStore(path)) as store:
-        fill(store)
-    with closing(sqlite3.connect(path)) as old:  # what only the first version could do: back to its schema, with data
-        old.executescript("DROP TRIGGER entries_change_hours; DROP TABLE hourly; PRAGMA user_version = 1;")
-        for table, column in (("entries", "hour"), ("jobs", "request"), ("ranks", "continues")):
-            old.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
-        for account, amount in (("trainer:main", -4000), (f"node:{NODES[0]}", 4000)):
-            old.execute("INSERT INTO entries VALUES (NULL, 'j_1', 2, 0, 0, ?, ?)", (account, amount))
-        old.commit()
-    with closing(SqliteStore(path)) as store:
-        credit(store, 1, hour=8)
-        rows = all_rows(store)
-        assert [(row.key.hour, row.micro) for row in rows] == [(0, 4000), (8, 4000)]
-        assert earned(store).confirmed_micro == 8000

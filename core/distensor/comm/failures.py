@@ -13,6 +13,7 @@ from distensor.core.errors import (
     HubUnreachableError,
     PlacementError,
     StaleEpochError,
+    StoreError,
 )
 
 UNREACHABLE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
@@ -31,6 +32,7 @@ _TO_STATUS: list[tuple[type[DistensorError], grpc.StatusCode]] = [
     (StaleEpochError, grpc.StatusCode.ABORTED),
     (HubProtocolError, grpc.StatusCode.INVALID_ARGUMENT),
     (ControlError, grpc.StatusCode.NOT_FOUND),
+    (StoreError, grpc.StatusCode.UNAVAILABLE),  # for now: the disk is full, the database is away
 ]
 
 

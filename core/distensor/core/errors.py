@@ -29,7 +29,10 @@ DistensorError
 |   |   +-- StateLostError          nobody holds some part of the model any longer
 |   +-- WorkerFailedError           a worker reported an error of its own
 |   +-- DivergedError               a loss that is not a finite number
-+-- StoreError                      SQLite or files
++-- StoreError                      a database or files
+|   +-- SupersededError             another hub writes in the same database now
+|   +-- BooksRefusedError           against a rule that the database itself keeps
+|   +-- ReadOnlyError               what would change something cannot be written at present
 |   +-- CheckpointError             a checkpoint that is damaged, incomplete or of a newer format
 +-- SessionError                    init, shutdown, local processes
 +-- ServiceError                    systemd or launchd refused, or neither is there
@@ -161,6 +164,18 @@ class DivergedError(JobError):
 
 class StoreError(DistensorError):
     """A database or a file could not be read or written."""
+
+
+class SupersededError(StoreError):
+    """Another hub has taken the database over: this one must not write any more."""
+
+
+class BooksRefusedError(StoreError):
+    """A rule that the database itself keeps forbids it: trying again does not help."""
+
+
+class ReadOnlyError(StoreError):
+    """The books can be read but not written at present: the disk is full, or the database does not answer."""
 
 
 class CheckpointError(StoreError):

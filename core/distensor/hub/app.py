@@ -21,8 +21,9 @@ from distensor.hub.machine import DEFAULT_PATIENCE, HubMachine, Patience
 from distensor.hub.pki import Authority
 from distensor.hub.repository import Snapshot, Store
 from distensor.hub.service import HubService, Mint
-from distensor.hub.sqlite_store import SqliteStore
 from distensor.hub.state_directory import StateDirectory
+from distensor.hub.stores.address import DatabaseAddress
+from distensor.hub.stores.opening import open_store
 from distensor.hub.writer import Writer
 
 TRAINER = "main"
@@ -35,6 +36,8 @@ class HubConfig:
 
     state: Path
     listen: HubAddress
+    database: DatabaseAddress | None = None
+    """None is a file of the state directory."""
     advertise: str | None = None
     """The host that tokens name, when it is not the one that the hub listens on."""
     node_tokens: int | None = None
@@ -85,7 +88,7 @@ async def run_hub(
     check_listen(config.listen)
     with StateDirectory(config.state) as directory:
         authority = Authority.load_or_create(config.state, clock)
-        with closing(SqliteStore(directory.database)) as store:
+        with closing(open_store(config.database or directory.database, exclusive=True)) as store:
             opened = _open_books(config, directory, store)
             async with _working(config, opened, store, authority, clock, log) as service:
                 server = await start_server(service, authority.server_identity(), config.listen)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 import traceback
 from enum import IntEnum
@@ -15,12 +16,14 @@ import platformdirs
 from distensor.comm.address import address_argument, is_loopback, parse_address
 from distensor.core.clock import SYSTEM_CLOCK
 from distensor.core.commandline import UsageParser, stop_when_told
-from distensor.core.errors import ConfigError, ControlError, DistensorError, StoreError
+from distensor.core.errors import ConfigError, ControlError, DistensorError, StoreError, SupersededError
 from distensor.hub.app import HubConfig, Ready, run_hub
+from distensor.hub.stores.address import PASSWORD_VARIABLE, DatabaseAddress, parse_database
 from distensor.hub.tokens import make_node_tokens
 
 DEFAULT_LISTEN = "127.0.0.1:50051"
 MOST_TOKENS = 1000
+DATABASE_VARIABLE = "DISTENSOR_DATABASE"
 
 
 class Exit(IntEnum):
@@ -48,8 +51,17 @@ def main(argv: list[str]) -> int:
     except ControlError as error:
         return _fail(error, Exit.UNAVAILABLE)
     except BaseExceptionGroup as group:  # a defect at work: the hub stops rather than break its promises
+        if taken_over := _first_of(group, SupersededError):
+            return _fail(taken_over, Exit.UNAVAILABLE)
         traceback.print_exception(group)
         return Exit.SOFTWARE
+
+
+def _first_of(group: BaseExceptionGroup[BaseException], kind: type[DistensorError]) -> DistensorError | None:
+    found = group.subgroup(kind)
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]  # type: ignore[assignment]  # down to the first that is no group
+    return found if isinstance(found, kind) else None
 
 
 def _fail(error: DistensorError, status: Exit) -> int:
@@ -76,6 +88,29 @@ def _state_option(parser: argparse.ArgumentParser) -> None:
         "--state", type=Path, default=default, metavar="DIR", help=f"where the hub keeps its books ({default})"
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON instead of text")
+    _database_options(parser)
+
+
+def _database_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--database",
+        default=os.environ.get(DATABASE_VARIABLE),
+        metavar="URL",
+        help="keep the books in PostgreSQL: postgresql://user@host:port/name, without the password "
+        f"(${DATABASE_VARIABLE}; default: a file in the state directory)",
+    )
+    parser.add_argument(
+        "--database-password-file",
+        type=Path,
+        metavar="FILE",
+        help=f"a file with the password of the database (default: ${PASSWORD_VARIABLE})",
+    )
+
+
+def _database(options: argparse.Namespace) -> DatabaseAddress | None:
+    if not options.database:
+        return None
+    return parse_database(options.database, os.environ, options.database_password_file)
 
 
 def _hub_parser() -> argparse.ArgumentParser:
@@ -118,7 +153,7 @@ def _token_parser() -> argparse.ArgumentParser:
 
 
 def _token(options: argparse.Namespace) -> int:
-    tokens = make_node_tokens(options.state, options.count, SYSTEM_CLOCK)
+    tokens = make_node_tokens(options.state, options.count, SYSTEM_CLOCK, _database(options))
     if options.json:
         print(json.dumps({"v": 1, "node_tokens": tokens}))
     else:
@@ -130,6 +165,7 @@ def _hub(options: argparse.Namespace) -> int:
     config = HubConfig(
         state=options.state,
         listen=options.listen,
+        database=_database(options),
         advertise=options.advertise,
         node_tokens=options.node_tokens,
         relay=options.relay or "",

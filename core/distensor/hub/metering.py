@@ -11,7 +11,7 @@ that is over, because the trainer gives its one receipt for a step in the epoch 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -59,11 +59,11 @@ class UnitBooks(Protocol):
 
     def find_place(self, job_id: JobId, epoch: Epoch, rank: Rank) -> PlaceOfWork | None: ...
 
-    def find_unit(self, key: UnitKey) -> UnitRecord | None: ...
+    def find_units(self, keys: Iterable[UnitKey]) -> dict[UnitKey, UnitRecord]: ...
 
-    def save_unit(self, unit: UnitRecord) -> None: ...
+    def save_units(self, units: Iterable[UnitRecord]) -> None: ...
 
-    def post(self, posting: Posting) -> None: ...
+    def post(self, postings: Iterable[Posting]) -> None: ...
 
     def earnings(self, node_id: NodeId) -> Earnings: ...
 
@@ -84,19 +84,21 @@ def trainer_account(owner: str) -> str:
     return f"trainer:{owner}"
 
 
-def record_claims(books: UnitBooks, node_id: NodeId, units: Iterable[Unit], *, hour: int) -> Recorded:
-    """Enter a node's claims. One that is not the node's to make is refused; the others are entered."""
+def record_claims(books: UnitBooks, node_id: NodeId, units: Sequence[Unit], *, hour: int) -> Recorded:
+    """Enter a node's claims. One that is not the node's work is refused and the rest is entered."""
     refused: list[str] = []
+    entering = _Entering(books, units)
     for unit in units:
         place = books.find_place(unit.key.job_id, unit.key.epoch, unit.key.rank)
         if place is None or place.node_id != node_id:
             refused.append(f"{describe(unit.key)} is no work of node {node_id}")
         else:
-            _enter(books, place, unit, claim=True, hour=hour)
+            entering.claim(place, unit)
+    entering.finish(hour)
     return Recorded(earnings={node_id: books.earnings(node_id)}, refused=tuple(refused))
 
 
-def record_receipts(books: UnitBooks, owner: str, units: Iterable[Unit], *, hour: int) -> Recorded:
+def record_receipts(books: UnitBooks, owner: str, units: Sequence[Unit], *, hour: int) -> Recorded:
     """Enter a trainer's receipts, all or none.
 
     Raises:
@@ -104,10 +106,12 @@ def record_receipts(books: UnitBooks, owner: str, units: Iterable[Unit], *, hour
         ControlError: a unit that was never placed.
     """
     nodes: set[NodeId] = set()
+    entering = _Entering(books, units)
     for unit in units:
         place = _receivable(books, owner, unit.key)
-        _enter(books, place, unit, claim=False, hour=hour)
+        entering.receive(place, unit)
         nodes.add(place.node_id)
+    entering.finish(hour)
     return Recorded(earnings={node_id: books.earnings(node_id) for node_id in sorted(nodes)})
 
 
@@ -120,22 +124,46 @@ def _receivable(books: UnitBooks, owner: str, key: UnitKey) -> PlaceOfWork:
     return place
 
 
-def _enter(books: UnitBooks, place: PlaceOfWork, unit: Unit, *, claim: bool, hour: int) -> None:
-    before = books.find_unit(unit.key)
-    after = with_claim(before, unit, place.node_id) if claim else with_receipt(before, unit, place.node_id)
-    if after == before:
-        return
-    books.save_unit(after)
-    if after.state is UnitState.CREDITED:
-        books.post(
-            Posting(
-                key=unit.key,
-                debit=trainer_account(place.owner),
-                credit=node_account(place.node_id),
-                amount=unit.micro_batches * MICRO_PER_MICRO_BATCH,
-                hour=hour,
-            )
-        )
+class _Entering:
+    """The units of one batch: read at once, changed here, written at once."""
+
+    def __init__(self, books: UnitBooks, units: Iterable[Unit]) -> None:
+        self._books = books
+        self._known = books.find_units({unit.key for unit in units})
+        self._changed: dict[UnitKey, UnitRecord] = {}
+        self._places: dict[UnitKey, PlaceOfWork] = {}
+
+    def claim(self, place: PlaceOfWork, unit: Unit) -> None:
+        self._change(place, with_claim(self._known.get(unit.key), unit, place.node_id))
+
+    def receive(self, place: PlaceOfWork, unit: Unit) -> None:
+        self._change(place, with_receipt(self._known.get(unit.key), unit, place.node_id))
+
+    def _change(self, place: PlaceOfWork, after: UnitRecord) -> None:
+        if after != self._known.get(after.key):
+            self._known[after.key] = self._changed[after.key] = after
+            self._places[after.key] = place
+
+    def finish(self, hour: int) -> None:
+        """Write what has changed. A unit changes into CREDITED once, so it is posted once."""
+        changed = self._changed.values()
+        if not changed:
+            return
+        self._books.save_units(changed)
+        credited = [unit for unit in changed if unit.state is UnitState.CREDITED]
+        if credited:
+            self._books.post([_posting(self._places[unit.key], unit, hour) for unit in credited])
+
+
+def _posting(place: PlaceOfWork, unit: UnitRecord, hour: int) -> Posting:
+    assert unit.received is not None, "a credited unit has been received"
+    return Posting(
+        key=unit.key,
+        debit=trainer_account(place.owner),
+        credit=node_account(place.node_id),
+        amount=unit.received * MICRO_PER_MICRO_BATCH,
+        hour=hour,
+    )
 
 
 def with_claim(before: UnitRecord | None, unit: Unit, node_id: NodeId) -> UnitRecord:

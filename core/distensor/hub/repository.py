@@ -1,4 +1,4 @@
-"""What the hub asks of its store. `sqlite_store` is the adapter; tests have one in memory."""
+"""What the hub asks of its store. `stores` has it for SQLite and PostgreSQL; tests have one in memory."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Books(UnitBooks, Protocol):
 
 
 class Store(Protocol):
-    """Where the books are. Used by one thread at a time."""
+    """Where the books are. One thread writes at a time, another one may read meanwhile."""
 
     def transaction(self) -> AbstractContextManager[Books]:
         """Commits at the end of the block, with everything on the disk, or rolls all of it back.
@@ -70,5 +70,15 @@ class Store(Protocol):
 
     def part(self) -> AbstractContextManager[None]:
         """A part of the present transaction that is rolled back alone when its block raises."""
+
+    def reading(self) -> AbstractContextManager[Books]:
+        """What is committed, as of one moment. Goes on while nothing can be written; a change is an error.
+
+        Raises:
+            StoreError: the database does not answer.
+        """
+
+    def give_up(self) -> None:
+        """From any thread: a transaction that waits for a database that is away ends with StoreError."""
 
     def close(self) -> None: ...

@@ -88,6 +88,10 @@ class HubService:
             await asyncio.wait([committed])
             deliver()
 
+    def _deliver_once_committed(self, committed: asyncio.Future[Any], deliver: Callable[[], None]) -> None:
+        """Units wait for the disk beside the other deliveries: heartbeats are answered while it is full."""
+        committed.add_done_callback(lambda _: self._deliveries.put_nowait((committed, deliver)))
+
     async def _tick(self) -> None:
         while True:
             await self._clock.sleep_async(TICK_SECONDS)
@@ -107,14 +111,14 @@ class HubService:
                 return Principal(kind="trainer", subject=await self._trainer(secret))
             case Bearer(kind="join", parts=(secret,)):
                 key = access.hash_secret(secret)
-                await self._writer.submit(lambda books: access.find_unspent(books, key))
+                await self._writer.read(lambda books: access.find_unspent(books, key))
                 return Principal(kind="join", subject=key)
         raise AuthenticationError("the call carries no token or credential of a known form")
 
     async def _trainer(self, secret: str) -> str:
         key = access.hash_secret(secret)
         if key not in self._trainers:
-            token = await self._writer.submit(lambda books: access.find_token(books, key, Role.TRAINER))
+            token = await self._writer.read(lambda books: access.find_token(books, key, Role.TRAINER))
             self._trainers[key] = token.subject
         return self._trainers[key]
 
@@ -181,7 +185,7 @@ class HubService:
             self._booked(recorded.result())
             self._send(Send(session=number, message=ClaimsAnswer(batch=claims.batch)))
 
-        self._deliveries.put_nowait((recorded, done))
+        self._deliver_once_committed(recorded, done)
 
     def node_left(self, session: NodeSession) -> None:
         number = self._ids.pop(session, None)
@@ -191,11 +195,11 @@ class HubService:
 
     async def statement(self, who: Principal, query: StatementQuery) -> Statement:
         node_id = _require_node(who)
-        return await self._writer.submit(lambda books: books.statement(node_id, query))
+        return await self._writer.read(lambda books: books.statement(node_id, query))
 
     async def units(self, who: Principal, query: UnitsQuery) -> UnitsPage:
         node_id = _require_node(who)
-        return await self._writer.submit(lambda books: books.units(node_id, query))
+        return await self._writer.read(lambda books: books.units(node_id, query))
 
     # Trainers
 
@@ -205,6 +209,7 @@ class HubService:
 
     async def submit_job(self, who: Principal, spec: JobSpec) -> tuple[JobId, Epoch]:
         owner = _require_trainer(who)
+        self._writer.require_writable()
         job_id, epoch, effects = self._machine.submit(owner, spec, self._clock.monotonic())
         await self._apply(effects)
         return job_id, epoch
@@ -233,6 +238,7 @@ class HubService:
 
     async def report_units(self, who: Principal, units: Sequence[Unit]) -> None:
         owner = _require_trainer(who)
+        self._writer.require_writable()  # the trainer keeps them and comes again
         hour = hour_of(self._clock.now())
         recorded = self._writer.submit(lambda books: record_receipts(books, owner, units, hour=hour))
         delivered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -243,7 +249,7 @@ class HubService:
             if not delivered.done():
                 delivered.set_result(None)
 
-        self._deliveries.put_nowait((recorded, done))
+        self._deliver_once_committed(recorded, done)
         await delivered
         recorded.result()  # raises what was wrong with the receipts
         for job_id in {unit.key.job_id for unit in units}:

@@ -11,11 +11,12 @@ from distensor.core.clock import Clock
 from distensor.core.errors import StoreError
 from distensor.hub import access
 from distensor.hub.pki import Authority
-from distensor.hub.sqlite_store import SqliteStore
 from distensor.hub.state_directory import StateDirectory
+from distensor.hub.stores.address import DatabaseAddress
+from distensor.hub.stores.opening import open_store
 
 
-def make_node_tokens(state: Path, count: int, clock: Clock) -> list[str]:
+def make_node_tokens(state: Path, count: int, clock: Clock, database: DatabaseAddress | None = None) -> list[str]:
     """New tokens for the address at which the hub listened last.
 
     Raises:
@@ -28,7 +29,7 @@ def make_node_tokens(state: Path, count: int, clock: Clock) -> list[str]:
         raise StoreError(f"state directory {state}: no hub has been started on it yet ({error.strerror})") from error
     fingerprint = Authority.load_or_create(state, clock).fingerprint
     secrets = [access.new_secret() for _ in range(count)]
-    with closing(SqliteStore(directory.database)) as store, store.transaction() as books:
+    with closing(open_store(database or directory.database)) as store, store.transaction() as books:
         for secret in secrets:
             books.save_token(access.token_for(secret, Role.NODE, "node"))
     return [

@@ -1,9 +1,9 @@
-"""The hub's books in memory, for tests and the simulator: the promises of the SQLite adapter, and a fault to plant."""
+"""The hub's books in memory, for tests and the simulator: the promises of the databases, and a fault to plant."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -78,6 +78,16 @@ class MemoryStore:
         assert self._working is not None, "outside of a transaction"
         return self._working
 
+    @contextmanager
+    def reading(self) -> Iterator[MemoryBooks]:
+        """What is committed. Changes that are made in it are lost."""
+        aside = MemoryStore()
+        aside._working = self.tables.copied()
+        yield MemoryBooks(aside)
+
+    def give_up(self) -> None:
+        """Memory is always there."""
+
     def close(self) -> None:
         self._working = None
 
@@ -146,16 +156,17 @@ class MemoryBooks:
             return None
         return PlaceOfWork(owner=self._tables.jobs[job_id].owner, node_id=place.node_id)
 
-    def find_unit(self, key: UnitKey) -> UnitRecord | None:
-        return self._tables.units.get(key)
+    def find_units(self, keys: Iterable[UnitKey]) -> dict[UnitKey, UnitRecord]:
+        return {key: self._tables.units[key] for key in keys if key in self._tables.units}
 
-    def save_unit(self, unit: UnitRecord) -> None:
-        self._tables.units[unit.key] = unit
+    def save_units(self, units: Iterable[UnitRecord]) -> None:
+        self._tables.units |= {unit.key: unit for unit in units}
 
-    def post(self, posting: Posting) -> None:
-        if posting.key in self._tables.postings:
-            raise ValueError(f"{posting.key} is posted already")
-        self._tables.postings[posting.key] = posting
+    def post(self, postings: Iterable[Posting]) -> None:
+        for posting in postings:
+            if posting.key in self._tables.postings:
+                raise ValueError(f"{posting.key} is posted already")
+            self._tables.postings[posting.key] = posting
 
     def earnings(self, node_id: NodeId) -> Earnings:
         mine = [one for one in self._tables.postings.values() if one.credit == node_account(node_id)]

@@ -1,4 +1,4 @@
-"""The tables. A change is a new version with its own upgrade, never an edit of an old one."""
+"""The tables as hubs made them before there was alembic, frozen: version 3 is what is installed out there."""
 
 from __future__ import annotations
 

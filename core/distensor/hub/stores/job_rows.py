@@ -1,0 +1,159 @@
+"""Jobs and their ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from distensor.core.control import JobState, WorkerState
+from distensor.core.ids import DeviceId, Epoch, JobId, NodeId, Rank, WorkerId
+from distensor.hub.machine import MOST_ENDED
+from distensor.hub.record_json import parallel_from_json, parallel_to_json
+from distensor.hub.records import JobRecord, RankRecord
+from distensor.hub.stores.engine import Row, Table
+from distensor.hub.stores.rows import Rows
+
+_LIVE = (JobState.PLACED.value, JobState.RUNNING.value)
+_RANKS = Table(
+    name="ranks",
+    columns=(
+        "job_id",
+        "epoch",
+        "rank",
+        "node_id",
+        "device_id",
+        "worker_id",
+        "port",
+        "certificate",
+        "state",
+        "restarts",
+        "reason",
+        "continues",
+    ),
+    texts=frozenset({"job_id", "node_id", "device_id", "worker_id", "certificate", "state", "reason"}),
+    key=3,
+)
+_NEWS = (
+    "ON CONFLICT (job_id, epoch, rank) DO UPDATE SET port = excluded.port, certificate = excluded.certificate, "
+    "state = excluded.state, restarts = excluded.restarts, reason = excluded.reason"
+)
+
+
+class JobRows(Rows):
+    def recent_jobs(self) -> tuple[JobRecord, ...]:
+        """All live jobs, then the newest of those that ended."""
+        live = self._run("SELECT job_id FROM jobs WHERE state IN (?, ?)", _LIVE).fetchall()
+        ended = self._run(
+            "SELECT job_id FROM jobs WHERE state NOT IN (?, ?) ORDER BY number DESC LIMIT ?", (*_LIVE, MOST_ENDED)
+        ).fetchall()
+        return tuple(self._job(JobId(job_id)) for (job_id,) in [*live, *reversed(ended)])
+
+    def submissions(self) -> dict[tuple[str, str], tuple[JobId, Epoch]]:
+        """By owner and submission, the job that each became and its present epoch."""
+        return {
+            (owner, submission): (JobId(job_id), Epoch(epoch))
+            for owner, submission, job_id, epoch in self._run("SELECT owner, submission, job_id, epoch FROM jobs")
+        }
+
+    def _job(self, job_id: JobId) -> JobRecord:
+        row = self._run(
+            "SELECT owner, submission, name, parallel, epoch, state, driver_certificate, reason, request "
+            "FROM jobs WHERE job_id = ?",
+            (job_id,),
+        ).fetchone()
+        owner, submission, name, parallel, epoch, state, driver_certificate, reason, request = row
+        ranks = self._run(
+            "SELECT rank, node_id, device_id, worker_id, port, certificate, state, restarts, reason, continues "
+            "FROM ranks WHERE job_id = ? AND epoch = ? ORDER BY rank",
+            (job_id, epoch),
+        )
+        return JobRecord(
+            job_id=job_id,
+            owner=owner,
+            submission=submission,
+            name=name,
+            parallel=parallel_from_json(parallel),
+            epoch=Epoch(epoch),
+            state=JobState(state),
+            driver_certificate_pem=driver_certificate,
+            ranks=tuple(_rank(row) for row in ranks),
+            reason=reason,
+            request=request,
+        )
+
+    def insert_job(self, job: JobRecord) -> None:
+        self._run(
+            "INSERT INTO jobs (job_id, owner, submission, name, parallel, epoch, state, "
+            "driver_certificate, reason) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                job.job_id,
+                job.owner,
+                job.submission,
+                job.name,
+                parallel_to_json(job.parallel),
+                job.epoch,
+                job.state.value,
+                job.driver_certificate_pem,
+                job.reason,
+            ),
+        )
+        self._save_ranks(job.job_id, job.epoch, job.ranks)
+
+    def update_job(self, job: JobRecord) -> None:
+        self._run(
+            "UPDATE jobs SET state = ?, reason = ?, driver_certificate = ? WHERE job_id = ?",
+            (job.state.value, job.reason, job.driver_certificate_pem, job.job_id),
+        )
+
+    def begin_epoch(self, job: JobRecord) -> None:
+        self._run(
+            "UPDATE jobs SET state = ?, parallel = ?, epoch = ?, driver_certificate = ?, request = ? WHERE job_id = ?",
+            (
+                job.state.value,
+                parallel_to_json(job.parallel),
+                job.epoch,
+                job.driver_certificate_pem,
+                job.request,
+                job.job_id,
+            ),
+        )
+        self._save_ranks(job.job_id, job.epoch, job.ranks)
+
+    def save_rank(self, job_id: JobId, epoch: Epoch, rank: RankRecord) -> None:
+        self._save_ranks(job_id, epoch, (rank,))
+
+    def _save_ranks(self, job_id: JobId, epoch: Epoch, ranks: Iterable[RankRecord]) -> None:
+        self._engine.insert(_RANKS, [_rank_row(job_id, epoch, rank) for rank in ranks], _NEWS)
+
+
+def _rank_row(job_id: JobId, epoch: Epoch, rank: RankRecord) -> Row:
+    return (
+        job_id,
+        epoch,
+        rank.rank,
+        rank.node_id,
+        rank.device_id,
+        rank.worker_id,
+        rank.port,
+        rank.certificate_pem,
+        None if rank.state is None else rank.state.value,
+        rank.restarts,
+        rank.reason,
+        rank.continues,
+    )
+
+
+def _rank(row: Any) -> RankRecord:
+    rank, node_id, device_id, worker_id, port, certificate, state, restarts, reason, continues = row
+    return RankRecord(
+        rank=Rank(rank),
+        node_id=NodeId(node_id),
+        device_id=DeviceId(device_id),
+        worker_id=WorkerId(worker_id),
+        port=port,
+        certificate_pem=certificate,
+        state=None if state is None else WorkerState(state),
+        restarts=restarts,
+        reason=reason,
+        continues=None if continues is None else Rank(continues),
+    )

@@ -1,0 +1,27 @@
+"""Open the books wherever they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from distensor.core.errors import StoreError
+from distensor.hub.repository import Store
+from distensor.hub.stores.address import Database
+from distensor.hub.stores.sqlite import SqliteStore
+
+
+def open_store(database: Database, *, exclusive: bool = False) -> Store:
+    """`exclusive`: for a hub, which shares its database with no other one. A file is held by its state directory.
+
+    Raises:
+        StoreError: it cannot be opened, another hub holds it, or it is of a newer version.
+    """
+    if isinstance(database, Path):
+        return SqliteStore(database)
+    try:
+        from distensor.hub.stores.postgres import PostgresStore
+    except ImportError as error:
+        raise StoreError(
+            f"{database} needs the driver psycopg, which is not installed: pip install 'distensor[cloud]'"
+        ) from error
+    return PostgresStore(database, exclusive=exclusive)
