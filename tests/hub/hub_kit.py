@@ -68,6 +68,7 @@ class HubProcess:
         clock_file: Path | None = None,
     ) -> None:
         self.state = state
+        self._env = env
         self._clock_file = clock_file
         command = [sys.executable, "-m", "distensor", "hub", "--state", str(state), "--json"]
         command += ["--listen", f"127.0.0.1:{port}", "--node-tokens", str(tokens), "--exit-with-stdin"]
@@ -112,7 +113,7 @@ class HubProcess:
 
     def restart(self, tokens: int = 0) -> HubProcess:
         """A new process on the same state and port."""
-        return HubProcess(self.state, port=self.port, tokens=tokens, clock_file=self._clock_file)
+        return HubProcess(self.state, port=self.port, tokens=tokens, env=self._env, clock_file=self._clock_file)
 
 
 @dataclass

@@ -9,13 +9,14 @@ import contextlib
 import os
 import pwd
 import shutil
-import signal
 import subprocess
+import sys
 import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import psycopg
 
 from distensor.hub.stores.address import DatabaseAddress
@@ -25,11 +26,16 @@ PASSWORD = "a password of this test"
 START_SECONDS = 30.0
 
 
-def _as_whom() -> dict[str, object]:
+BECOME = "import os, sys; os.setgroups([]); os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[1])); \
+os.execv(sys.argv[3], sys.argv[3:])"
+"""A program before the program: `user=` of subprocess would fork this process, which may have gRPC's threads."""
+
+
+def _as_whom() -> list[str]:
     if os.geteuid() != 0:
-        return {}
+        return []
     nobody = pwd.getpwnam("nobody")
-    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+    return [sys.executable, "-S", "-c", BECOME, str(nobody.pw_uid), str(nobody.pw_gid)]
 
 
 class PostgresServer:
@@ -53,8 +59,8 @@ class PostgresServer:
         assert spec.origin is not None
         there = Path(spec.origin).parent / "pginstall"
         tried = subprocess.run(
-            [there / "bin/postgres", "--version"], cwd="/", capture_output=True, check=False, **_as_whom()
-        )  # type: ignore[call-overload]
+            [*_as_whom(), str(there / "bin/postgres"), "--version"], cwd="/", capture_output=True, check=False
+        )
         if tried.returncode == 0:
             return there
         copy = self.folder / "copy"
@@ -69,24 +75,18 @@ class PostgresServer:
                 shutil.chown(self.folder / name, "nobody")
 
     def _binary(self, name: str, *words: str) -> None:
-        done = subprocess.run(
-            [self._binaries / "bin" / name, *words], cwd="/", capture_output=True, text=True, check=False, **_as_whom()
-        )  # type: ignore[call-overload]
+        command = [*_as_whom(), str(self._binaries / "bin" / name), *words]
+        done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
     def start(self) -> None:
+        words = [str(self._binaries / "bin/postgres"), "-D", str(self.folder / "data"), "-k", str(self.folder / "run")]
+        for setting in ("listen_addresses=", "shared_buffers=16MB", "max_connections=20"):
+            words += ["-c", setting]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [
-                    self._binaries / "bin/postgres",
-                    "-D", self.folder / "data",
-                    "-k", self.folder / "run",
-                    "-c", "listen_addresses=",
-                    "-c", "shared_buffers=16MB",
-                    "-c", "max_connections=20",
-                ],
-                cwd="/", stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, **_as_whom(),
-            )  # type: ignore[call-overload]  # fmt: skip
+                [*_as_whom(), *words], cwd="/", stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            )
         self._wait()
 
     def _wait(self) -> None:
@@ -105,8 +105,13 @@ class PostgresServer:
     def kill(self) -> None:
         """`kill -9` for the server and all its processes, as when the machine loses power."""
         assert self._process is not None
-        os.killpg(self._process.pid, signal.SIGKILL)
+        whole = psutil.Process(self._process.pid)
+        family = [whole, *whole.children(recursive=True)]
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
         self._process.wait()
+        psutil.wait_procs(family, timeout=START_SECONDS)
         for left in (self.folder / "run").iterdir():
             left.unlink()
 

@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import random
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hub_kit import HubProcess, WordNode, spec, until
+from postgres_kit import PASSWORD, PostgresServer
 from test_hub_metering import JOB, claim, fill, receive
 
 from distensor.comm import HubClient
@@ -21,7 +23,9 @@ from distensor.core.errors import HubUnreachableError, PlacementError
 from distensor.core.ids import Epoch, JobId, Rank
 from distensor.hub.stores.sqlite import SqliteStore
 
-KILLS = 20
+KILLS = 12
+KILLS_WITH_DATABASE = 9
+MANY_KILLS = 100
 NODES = 3
 
 
@@ -92,9 +96,16 @@ class Load:
             return answer
 
 
-def rows(path: Path, query: str) -> list[tuple[object, ...]]:
-    with closing(sqlite3.connect(path)) as connection:
-        return connection.execute(query).fetchall()
+Look = Callable[[str], list[tuple[Any, ...]]]
+"""Asks the database of a hub that is not running."""
+
+
+def look_in(path: Path) -> Look:
+    def look(query: str) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(path)) as connection:
+            return connection.execute(query).fetchall()
+
+    return look
 
 
 @pytest.fixture
@@ -109,27 +120,82 @@ def processes() -> Iterator[list[HubProcess]]:
 @pytest.mark.asyncio
 @pytest.mark.timeout(180)
 async def test_kill_at_random_points(tmp_path: Path, processes: list[HubProcess]) -> None:
+    await kill_under_load(KILLS, tmp_path, processes, look_in(tmp_path / "state" / "hub.sqlite"))
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+@pytest.mark.timeout(3600)
+async def test_a_hundred_kills(tmp_path: Path, processes: list[HubProcess]) -> None:
+    await kill_under_load(MANY_KILLS, tmp_path, processes, look_in(tmp_path / "state" / "hub.sqlite"))
+
+
+@pytest.mark.asyncio
+@pytest.mark.timeout(180)
+async def test_kill_hub_and_postgresql(tmp_path: Path, processes: list[HubProcess]) -> None:
+    await _kill_with_postgres(KILLS_WITH_DATABASE, tmp_path, processes)
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+@pytest.mark.timeout(3600)
+async def test_a_hundred_kills_of_hub_and_postgresql(tmp_path: Path, processes: list[HubProcess]) -> None:
+    await _kill_with_postgres(MANY_KILLS, tmp_path, processes)
+
+
+async def _kill_with_postgres(kills: int, tmp_path: Path, processes: list[HubProcess]) -> None:
+    """Every third kill is for the database, whose hub stays and goes on by itself when it is back."""
+    server = await asyncio.to_thread(PostgresServer)
+    try:
+        address = server.new_database()
+        env = {"DISTENSOR_DATABASE": server.url(address), "DISTENSOR_DATABASE_PASSWORD": PASSWORD}
+
+        def look(query: str) -> list[tuple[Any, ...]]:
+            with server.connect(address) as connection:
+                return connection.execute(query.encode()).fetchall()
+
+        await kill_under_load(kills, tmp_path, processes, look, env=env, server=server)
+    finally:
+        await asyncio.to_thread(server.close)
+
+
+async def kill_under_load(
+    kills: int,
+    tmp_path: Path,
+    processes: list[HubProcess],
+    look: Look,
+    *,
+    env: dict[str, str] | None = None,
+    server: PostgresServer | None = None,
+) -> None:
+    """Load from three nodes and a trainer; kills at random moments; then what was acknowledged against the books."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     dice = random.Random(seed)
-    hub = HubProcess(tmp_path / "state", tokens=NODES)
+    hub = HubProcess(tmp_path / "state", tokens=NODES, env=env)
     processes.append(hub)
     nodes = [WordNode(f"atlas-{i}", token, tmp_path / f"n{i}.json") for i, token in enumerate(hub.ready["node_tokens"])]
     tasks = [asyncio.create_task(node.link.run()) for node in nodes]
     client = HubClient(hub.ready["trainer_token"], timeout=5)
     load = Load(client=client, nodes=nodes, random=dice)
     working = asyncio.create_task(load.run())
+    generation = 1
     try:
-        for kill in range(KILLS):
+        for kill in range(kills):
             await asyncio.sleep(dice.uniform(0.02, 0.6))
             assert not working.done(), working.exception()
+            if server is not None and kill % 3 == 2:
+                await asyncio.to_thread(server.kill)
+                await asyncio.to_thread(server.start)
+                continue
             hub.kill()
             hub = await asyncio.to_thread(hub.restart)
             processes.append(hub)
-            assert hub.ready["generation"] == kill + 2
+            generation += 1
+            assert hub.ready["generation"] == generation
         await until(lambda: all(node.connected for node in nodes), what="all nodes back")
         load.stopping = True
-        await asyncio.wait_for(working, 30)
+        await asyncio.wait_for(working, 60)
         await until(lambda: all(node.link.unanswered_claims == 0 for node in nodes), what="claims booked")
         mesh = await asyncio.to_thread(client.query_mesh)
     finally:
@@ -140,14 +206,14 @@ async def test_kill_at_random_points(tmp_path: Path, processes: list[HubProcess]
         await asyncio.to_thread(client.close)
     assert hub.stop() == 0
     assert "Traceback" not in hub.log(), hub.log()
-    lost, twice = check(tmp_path / "state" / "hub.sqlite", load)
+    lost, twice = check(look, load)
     credited = sum(node.confirmed_micro for node in mesh.nodes) // 1000
     print(
-        f"kills {KILLS}, acknowledged calls {load.acknowledged}, jobs {len(load.submitted)}, units received "
+        f"kills {kills}, acknowledged calls {load.acknowledged}, jobs {len(load.submitted)}, units received "
         f"{len(load.received)}, micro-batches credited {credited}, lost {lost}, credited twice {twice}"
     )
     assert (lost, twice) == (0, 0)
-    assert load.acknowledged > KILLS
+    assert load.acknowledged > kills // 2
     assert credited > 0
     assert sorted(node.info.name for node in mesh.nodes) == [f"atlas-{i}" for i in range(NODES)]
 
@@ -161,28 +227,26 @@ def test_the_check_finds_what_is_planted(tmp_path: Path) -> None:
         receive(store, Unit(key=key, micro_batches=2))
     load = Load(client=None, nodes=[], random=random.Random(0))  # type: ignore[arg-type]
     load.submitted, load.claimed, load.received = {"s": (JOB, Epoch(2))}, {key: 2}, {key: 2}
-    assert check(path, load) == (0, 0)
+    assert check(look_in(path), load) == (0, 0)
     load.submitted["s2"] = (JobId("j_2"), Epoch(1))
     load.received[replace(key, step=1)] = 1
     load.ended.add(JOB)
-    assert check(path, load)[0] == 3
+    assert check(look_in(path), load)[0] == 3
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE balances SET amount = 2 * amount")
-    assert check(path, load)[1] == 2000
+    assert check(look_in(path), load)[1] == 2000
 
 
-def check(path: Path, load: Load) -> tuple[int, int]:
+def check(look: Look, load: Load) -> tuple[int, int]:
     """What was acknowledged against what is in the books: how many are lost, how many are credited twice."""
-    jobs = {
-        (row[0]): (row[1], row[2], row[3]) for row in rows(path, "SELECT submission, job_id, epoch, state FROM jobs")
-    }
+    jobs = {(row[0]): (row[1], row[2], row[3]) for row in look("SELECT submission, job_id, epoch, state FROM jobs")}
     lost = sum(jobs.get(submission, ())[:2] != placed for submission, placed in load.submitted.items())
     states = {row[0]: row[2] for row in jobs.values()}
     lost += sum(states.get(job_id) != "finished" for job_id in load.ended)
     units = {
         UnitKey(job_id=job_id, epoch=epoch, step=step, rank=rank): (claimed, received, state)  # type: ignore[arg-type]
-        for job_id, epoch, step, rank, claimed, received, state in rows(
-            path, "SELECT job_id, epoch, step, rank, claimed, received, state FROM units"
+        for job_id, epoch, step, rank, claimed, received, state in look(
+            "SELECT job_id, epoch, step, rank, claimed, received, state FROM units"
         )
     }
     nothing = (None, None, None)
@@ -190,11 +254,11 @@ def check(path: Path, load: Load) -> tuple[int, int]:
     lost += sum(units.get(key, nothing)[0] != size for key, size in load.claimed.items())
     both = load.received.keys() & load.claimed.keys()
     lost += sum(units.get(key, nothing)[2] != "credited" for key in both)
-    postings = rows(path, "SELECT count(*), sum(amount), max(amount) FROM entries GROUP BY job_id, epoch, step, rank")
+    postings = look("SELECT count(*), sum(amount), max(amount) FROM entries GROUP BY job_id, epoch, step, rank")
     assert all((count, total) == (2, 0) for count, total, _ in postings)
     assert len(postings) == len(both)
     due = 1000 * sum(load.received[key] for key in both)
-    (((paid),),) = rows(path, "SELECT coalesce(sum(amount), 0) FROM balances WHERE account LIKE 'node:%'")
-    ((balance,),) = rows(path, "SELECT coalesce(sum(amount), 0) FROM balances")
+    (((paid),),) = look("SELECT coalesce(sum(amount), 0) FROM balances WHERE account LIKE 'node:%'")
+    ((balance,),) = look("SELECT coalesce(sum(amount), 0) FROM balances")
     assert balance == 0
     return lost, abs(int(str(paid)) - due)

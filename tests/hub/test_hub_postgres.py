@@ -66,7 +66,7 @@ def test_one_hub_at_a_time(postgres: PostgresServer) -> None:
     address = postgres.new_database()
     with closing(PostgresStore(address, exclusive=True)):
         with pytest.raises(StoreError, match="another hub is running on it"):
-            PostgresStore(address, exclusive=True)
+            PostgresStore(address, exclusive=True, hold_seconds=0.2)
         PostgresStore(address, exclusive=False).close()  # `distensor hub token` beside it
     PostgresStore(address, exclusive=True).close()
 

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import traceback
+from contextlib import closing
 from enum import IntEnum
 from pathlib import Path
 
@@ -18,7 +19,10 @@ from distensor.core.clock import SYSTEM_CLOCK
 from distensor.core.commandline import UsageParser, stop_when_told
 from distensor.core.errors import ConfigError, ControlError, DistensorError, StoreError, SupersededError
 from distensor.hub.app import HubConfig, Ready, run_hub
+from distensor.hub.state_directory import StateDirectory
 from distensor.hub.stores.address import PASSWORD_VARIABLE, DatabaseAddress, parse_database
+from distensor.hub.stores.archives import open_archive
+from distensor.hub.stores.backup import BackedUp, restore, write_backup
 from distensor.hub.tokens import make_node_tokens
 
 DEFAULT_LISTEN = "127.0.0.1:50051"
@@ -39,6 +43,14 @@ class Exit(IntEnum):
 def main(argv: list[str]) -> int:
     """Run the verb; the status for the shell."""
     try:
+        if argv[:1] == ["backup"]:
+            return _backup(
+                _copy_parser("backup", "Write the whole hub into one file; it may be running.").parse_args(argv[1:])
+            )
+        if argv[:1] == ["restore"]:
+            return _restore(
+                _copy_parser("restore", "Make the hub of a backup in a new state directory.").parse_args(argv[1:])
+            )
         if argv[:1] == ["token"]:
             return _token(_token_parser().parse_args(argv[1:]))
         return _hub(_hub_parser().parse_args(argv))
@@ -117,7 +129,8 @@ def _hub_parser() -> argparse.ArgumentParser:
     parser = UsageParser(
         prog="distensor hub",
         description="Run a hub: it knows the nodes, places jobs on them and keeps the books.",
-        epilog="`distensor hub token` makes another join token for a node.",
+        epilog="`distensor hub token` makes another join token for a node, `distensor hub backup FILE` and "
+        "`distensor hub restore FILE` keep and bring back all of a hub.",
     )
     _state_option(parser)
     parser.add_argument(
@@ -150,6 +163,36 @@ def _token_parser() -> argparse.ArgumentParser:
     _state_option(parser)
     parser.add_argument("--count", type=_count, default=1, metavar="N", help="how many (1)")
     return parser
+
+
+def _copy_parser(verb: str, description: str) -> argparse.ArgumentParser:
+    parser = UsageParser(prog=f"distensor hub {verb}", description=description)
+    _state_option(parser)
+    parser.add_argument("file", type=Path, metavar="FILE", help="the backup; whoever has it can be this hub")
+    return parser
+
+
+def _backup(options: argparse.Namespace) -> int:
+    database = _database(options) or StateDirectory(options.state).database
+    if isinstance(database, Path) and not database.exists():
+        raise StoreError(f"state directory {options.state}: no hub has been started on it yet")
+    with closing(open_archive(database)) as archive:
+        done = write_backup(archive, options.state, options.file)
+    return _told(options, "backup", done)
+
+
+def _restore(options: argparse.Namespace) -> int:
+    database = _database(options) or StateDirectory(options.state).database
+    done = restore(options.file, options.state, lambda: open_archive(database))
+    return _told(options, "restored", done)
+
+
+def _told(options: argparse.Namespace, word: str, done: BackedUp) -> int:
+    if options.json:
+        print(json.dumps({"v": 1, "files": done.files, "tables": done.tables, "rows": done.rows}))
+    else:
+        print(f"{word}: {done.rows} rows of {done.tables} tables, {done.files} files, in {options.file}")
+    return Exit.OK
 
 
 def _token(options: argparse.Namespace) -> int:

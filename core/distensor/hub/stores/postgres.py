@@ -24,6 +24,8 @@ from distensor.hub.stores.migrations.upgrade import NEWEST, first_statements, mi
 
 RETRY_SECONDS = 0.5
 CONNECT_SECONDS = 5
+HOLD_SECONDS = 20.0
+"""So long a hub waits for the lock: the database may not have noticed yet that the one before is dead."""
 HUB_LOCK = 0x64697374
 TABLES_LOCK = HUB_LOCK + 1
 
@@ -101,8 +103,9 @@ class PostgresStore:
         StoreError: it cannot be reached, another hub holds it, or it is of a newer version.
     """
 
-    def __init__(self, address: DatabaseAddress, *, exclusive: bool) -> None:
+    def __init__(self, address: DatabaseAddress, *, exclusive: bool, hold_seconds: float = HOLD_SECONDS) -> None:
         self._address = address
+        self._hold_seconds = hold_seconds
         self._exclusive = exclusive
         self._generation: Generation | None = None
         self._giving_up = threading.Event()
@@ -136,10 +139,16 @@ class PostgresStore:
         return connection
 
     def _hold(self, connection: psycopg.Connection[Any]) -> None:
-        row = connection.execute("SELECT pg_try_advisory_lock(%s)", (HUB_LOCK,)).fetchone()
-        if row is None or not row[0]:
+        try:
+            connection.execute(f"SET lock_timeout = {round(self._hold_seconds * 1000)}".encode())
+            connection.execute("SELECT pg_advisory_lock(%s)", (HUB_LOCK,))
+            connection.execute("RESET lock_timeout")
+        except psycopg.errors.LockNotAvailable as error:
             connection.close()
-            raise StoreError(f"database {self._address}: another hub is running on it")
+            raise StoreError(f"database {self._address}: another hub is running on it") from error
+        except psycopg.Error as error:
+            connection.close()
+            raise self._error(error) from error
 
     @contextmanager
     def transaction(self) -> Iterator[SqlBooks]:
