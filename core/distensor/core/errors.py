@@ -29,6 +29,7 @@ DistensorError
 |   |   +-- StateLostError          nobody holds some part of the model any longer
 |   +-- WorkerFailedError           a worker reported an error of its own
 |   +-- DivergedError               a loss that is not a finite number
++-- LedgerError                     a transfer that the ledger forbids; nothing has changed
 +-- StoreError                      a database or files
 |   +-- SupersededError             another hub writes in the same database now
 |   +-- BooksRefusedError           against a rule that the database itself keeps
@@ -160,6 +161,10 @@ class WorkerFailedError(JobError):
 
 class DivergedError(JobError):
     """A loss that is not a finite number."""
+
+
+class LedgerError(DistensorError):
+    """A transfer that the ledger forbids: not balanced, another one under the same key, or more than there is."""
 
 
 class StoreError(DistensorError):

@@ -1,0 +1,1 @@
+"""Money as a pure domain: deposits, escrow, pending and payable credits, fees, payouts. No clock, no database."""
