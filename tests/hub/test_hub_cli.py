@@ -226,3 +226,28 @@ def test_secrets_are_in_no_command_line_and_no_log(tmp_path: Path) -> None:
             assert decode_token(text).secret not in where
     for file in (tmp_path / "s").iterdir():
         assert file.stat().st_mode & 0o077 == 0 or file.suffix in {".sqlite-wal", ".sqlite-shm"}, file
+
+
+def test_a_hub_is_kept_and_brought_back_by_command(tmp_path: Path) -> None:
+    running = HubProcess(tmp_path / "s", tokens=1)
+    try:
+        kept = verb("hub", "backup", "--state", str(tmp_path / "s"), "--json", str(tmp_path / "b"))
+    finally:
+        assert running.stop() == 0
+    brought = verb("hub", "restore", "--state", str(tmp_path / "s2"), "--json", str(tmp_path / "b"))
+    assert (kept.returncode, brought.returncode) == (0, 0), kept.stderr + brought.stderr
+    assert json.loads(kept.stdout) == json.loads(brought.stdout)
+    again = HubProcess(tmp_path / "s2")
+    try:
+        assert again.ready["authority_fingerprint"] == running.ready["authority_fingerprint"]
+        assert again.ready["generation"] == 2
+    finally:
+        assert again.stop() == 0
+    restored = verb("hub", "restore", "--state", str(tmp_path / "s2"), str(tmp_path / "b"))
+    fails(restored, 73, "not empty")
+
+
+def test_a_password_in_the_databases_url_is_refused(tmp_path: Path) -> None:
+    refused = hub("--database", "postgresql://me:geheim@host/books", state=tmp_path / "s")
+    fails(refused, 64, "DISTENSOR_DATABASE_PASSWORD")
+    assert "geheim" not in refused.stderr
