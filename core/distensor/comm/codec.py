@@ -46,6 +46,7 @@ LONGEST_HOST = 64
 MOST_DEVICES = 64
 MOST_SLOTS = 256
 MOST_RANKS = 1024
+MOST_AGGREGATORS = 64
 LONGEST_PEM = 16_384
 LONGEST_REASON_IN_UPDATE = 200
 """An update repeats the reason of every rank, and has to stay below 1 MB."""
@@ -277,10 +278,12 @@ def read_topology(message: pb.TopologyMessage) -> Topology:
         members=tuple(_read_member(member) for member in message.members),
         relay=read_text(message.relay, "relay", 300),
     )
-    if [member.rank for member in topology.members] != list(range(topology.parallel.world_size)):
+    count, world = len(topology.members), topology.parallel.world_size
+    in_order = [member.rank for member in topology.members] == list(range(count))
+    if not in_order or not world <= count <= world + MOST_AGGREGATORS:
         raise HubProtocolError(
-            f"the topology of job {topology.job_id} does not name each of its "
-            f"{topology.parallel.world_size} ranks once and in order"
+            f"the topology of job {topology.job_id} does not name each of its {world} ranks, and at most "
+            f"{MOST_AGGREGATORS} aggregators after them, once and in order"
         )
     return topology
 
@@ -368,6 +371,7 @@ def write_spec(spec: JobSpec) -> pb.SubmitJobRequest:
         csr_pem=spec.csr_pem,
         bytes_per_rank=spec.bytes_per_rank,
         device_kinds=[kind.value for kind in spec.device_kinds],
+        aggregators=spec.aggregators,
     )
 
 
@@ -384,7 +388,13 @@ def read_spec(message: pb.SubmitJobRequest) -> JobSpec:
         csr_pem=read_text(message.csr_pem, "csr", LONGEST_PEM),
         bytes_per_rank=tuple(message.bytes_per_rank),
         device_kinds=tuple(_read_word(DeviceKind, kind, "device kind") for kind in message.device_kinds),
+        aggregators=_read_aggregators(message.aggregators),
     )
+
+
+def _read_aggregators(names: Sequence[str]) -> tuple[str, ...]:
+    _read_count(len(names), "number of aggregators", 0, MOST_AGGREGATORS)
+    return tuple(name and read_name(name, "node of an aggregator") for name in names)
 
 
 def write_reconfiguration(change: Reconfiguration) -> pb.ReconfigureJobRequest:
@@ -396,6 +406,7 @@ def write_reconfiguration(change: Reconfiguration) -> pb.ReconfigureJobRequest:
         continues=[-1 if rank is None else rank for rank in change.continues],
         csr_pem=change.csr_pem,
         bytes_per_rank=change.bytes_per_rank,
+        aggregators=change.aggregators,
     )
 
 
@@ -415,6 +426,7 @@ def read_reconfiguration(message: pb.ReconfigureJobRequest) -> Reconfiguration:
         continues=tuple(None if rank < 0 else Rank(rank) for rank in message.continues),
         csr_pem=read_text(message.csr_pem, "csr", LONGEST_PEM),
         bytes_per_rank=tuple(message.bytes_per_rank),
+        aggregators=_read_aggregators(message.aggregators),
     )
 
 

@@ -19,6 +19,8 @@ class DeviceKind(StrEnum):
     ROCM = "rocm"
     MPS = "mps"
     MLX = "mlx"
+    AGGREGATOR = "aggregator"
+    """No device: room for an aggregator of one more job."""
 
 
 class JobState(StrEnum):
@@ -146,7 +148,8 @@ class Mesh:
 
     @property
     def devices(self) -> tuple[DeviceInfo, ...]:
-        return tuple(device for node in self.nodes if node.connected for device in node.info.devices)
+        devices = (device for node in self.nodes if node.connected for device in node.info.devices)
+        return tuple(device for device in devices if device.kind is not DeviceKind.AGGREGATOR)
 
     @property
     def free_bytes(self) -> Reading[int]:
@@ -243,6 +246,9 @@ class JobSpec:
     """Predicted memory of each rank; empty means unknown."""
     device_kinds: tuple[DeviceKind, ...] = ()
     """Only these kinds; empty means any."""
+    aggregators: tuple[str, ...] = ()
+    """The nodes that are to have an aggregator each, by name; an empty one is any that has room for one. They get the
+    ranks after those of the mesh, in this order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,6 +267,8 @@ class Reconfiguration:
     continues: tuple[Rank | None, ...]
     csr_pem: str
     bytes_per_rank: tuple[int, ...] = ()
+    aggregators: tuple[str, ...] = ()
+    """As in `JobSpec`, all of them new; where there is no room for one, the epoch is without it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -97,9 +97,10 @@ def reconfigured(job: JobRecord, change: Reconfiguration, places: Sequence[Place
         for place in places
     }
     ranks = tuple(
-        new[Rank(rank)] if before is None else _going_on(job.ranks[before], Rank(rank))
+        new.pop(Rank(rank)) if before is None else _going_on(job.ranks[before], Rank(rank))
         for rank, before in enumerate(change.continues)
     )
+    ranks += tuple(new[rank] for rank in sorted(new))  # what is left are aggregators
     return replace(
         job,
         parallel=change.parallel,

@@ -323,8 +323,8 @@ class HubMachine:
         if before.epoch != change.epoch:
             raise StaleEpochError(f"job {before.job_id} is in epoch {before.epoch}, not {change.epoch}")
         kept = [rank for rank in change.continues if rank is not None]
-        if any(rank >= len(before.ranks) for rank in kept):
-            raise ControlError(f"job {before.job_id} has ranks 0 to {len(before.ranks) - 1}, not {max(kept)}")
+        if any(rank >= before.parallel.world_size for rank in kept):
+            raise ControlError(f"job {before.job_id} has ranks below {before.parallel.world_size}, not {max(kept)}")
         certificate = self._signer.sign(change.csr_pem, before.job_id, Epoch(before.epoch + 1), DRIVER_RANK)
         job = jobs.reconfigured(before, change, self._places_of_new(before, change, now), certificate)
         return job.epoch, self._regroup(before, job, now)
@@ -332,7 +332,7 @@ class HubMachine:
     def _places_of_new(self, job: JobRecord, change: Reconfiguration, now: float) -> tuple[Place, ...]:
         """Slots of ranks that do not go on count as free: their workers end now."""
         new = [Rank(rank) for rank, before in enumerate(change.continues) if before is None]
-        if not new:
+        if not new and not change.aggregators:
             return ()
         used = self._used()
         for rank in job.ranks:
@@ -344,6 +344,7 @@ class HubMachine:
             parallel=change.parallel,
             csr_pem="",
             bytes_per_rank=change.bytes_per_rank,
+            aggregators=change.aggregators,
         )
         return place(spec, self._members.offers(used, now), self._members.away(now), new)
 

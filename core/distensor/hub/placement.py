@@ -16,7 +16,7 @@ from distensor.core.errors import PlacementError
 from distensor.core.ids import DeviceId, NodeId, Rank
 from distensor.core.parallel import Axis, RankLayout
 
-_KINDS = tuple(DeviceKind)
+_KINDS = tuple(kind for kind in DeviceKind if kind is not DeviceKind.AGGREGATOR)
 _PREFERENCE = (DeviceKind.CUDA, DeviceKind.ROCM, DeviceKind.MPS, DeviceKind.MLX, DeviceKind.CPU)
 _CUTS = (Axis.DP, Axis.PP, Axis.CP, Axis.TP)
 _MOST_NAMED = 8
@@ -42,7 +42,8 @@ class NodeOffer:
 
     @property
     def slots(self) -> int:
-        return sum(device.slots for device in self.devices)
+        """For ranks of a mesh; room for aggregators does not count."""
+        return sum(device.slots for device in self.devices if device.kind is not DeviceKind.AGGREGATOR)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,10 +59,10 @@ def place(
     spec: JobSpec, offers: Sequence[NodeOffer], away: int = 0, only: Sequence[Rank] | None = None
 ) -> tuple[Place, ...]:
     """A device for every rank, in order of rank; or for those of `only`. `away` is the number of known nodes that are
-    not connected.
+    not connected. Aggregators follow, with the ranks after those of the mesh; with `only` as many as there is room for.
 
     Raises:
-        PlacementError: too few free slots, or too little memory for a rank.
+        PlacementError: too few free slots, too little memory for a rank, or no room for an aggregator.
     """
     board = _Board(spec, offers)
     everyone = [Rank(rank) for rank in range(spec.parallel.world_size)] if only is None else list(only)
@@ -71,7 +72,27 @@ def place(
     layout = RankLayout(spec.parallel)
     for replica in _split(layout, everyone, Axis.DP):
         _put(board, layout, replica, _CUTS[1:], near=None)
+    _put_aggregators(board, spec, strict=only is None)
     return tuple(sorted(board.places, key=lambda place: place.rank))
+
+
+def _put_aggregators(board: _Board, spec: JobSpec, *, strict: bool) -> None:
+    """The ranks after those of the mesh. Not `strict`: as many as there is room for."""
+    rank = spec.parallel.world_size
+    for wanted in spec.aggregators:
+        if board.take_aggregator(Rank(rank), wanted):
+            rank += 1
+        elif strict:
+            raise PlacementError(_no_aggregator(spec, wanted, board))
+
+
+def _no_aggregator(spec: JobSpec, wanted: str, board: _Board) -> str:
+    names = ", ".join(offer.name for offer in board.nodes.values()) or "none"
+    where = f"on node {wanted!r}" if wanted else "on any node"
+    return (
+        f"job {spec.name!r} needs an aggregator {where}, and there is no room for one (connected nodes: {names}). "
+        "Start one with `distensor aggregator`, name a node with a free CPU worker, or use topology='peers'."
+    )
 
 
 def _put(
@@ -110,6 +131,21 @@ class _Board:
             )
             for offer in offers
         }
+
+    def take_aggregator(self, rank: Rank, wanted: str) -> bool:
+        """A place on the wanted node (empty: on any that has room for aggregators, but one for each job)."""
+        taken = {place.node_id for place in self.places if place.rank >= self._spec.parallel.world_size}
+        for node_id in self.by_preference(None):
+            named = self.nodes[node_id].name == wanted
+            here = {place.device_id for place in self.places if place.node_id == node_id}
+            for device in self.nodes[node_id].devices:
+                serves = device.kind is DeviceKind.AGGREGATOR and (named or (not wanted and node_id not in taken))
+                left = next((d.slots for d in self._devices[node_id] if d.device_id == device.device_id), 0)
+                works = named and device.kind is DeviceKind.CPU and left > 0
+                if (serves and device.slots > 0 and device.device_id not in here) or works:
+                    self.places.append(Place(rank=rank, node_id=node_id, device_id=device.device_id))
+                    return True
+        return False
 
     def free(self, node_id: NodeId) -> int:
         return sum(device.slots for device in self._devices[node_id])

@@ -41,19 +41,26 @@ def main() -> int:
 
 
 def _serve(emitter: Emitter, mailbox: Mailbox, assignment: WorkerAssignment, pacer: Pacer) -> int:
+    from distensor.node.aggregating import AggregatorRuntime
     from distensor.node.faults import FaultScript
     from distensor.node.runtime import WorkerRuntime
     from distensor.transport import Timeouts
 
-    runtime = WorkerRuntime(
-        assignment=assignment,
-        mailbox=mailbox,
-        emitter=emitter,
-        clock=SYSTEM_CLOCK,
-        timeouts=Timeouts(),
-        pacer=pacer,
-        faults=FaultScript.of(os.environ),
-    )
+    runtime: WorkerRuntime | AggregatorRuntime
+    if assignment.rank >= assignment.parallel.world_size:
+        runtime = AggregatorRuntime(
+            assignment=assignment, mailbox=mailbox, emitter=emitter, clock=SYSTEM_CLOCK, timeouts=Timeouts()
+        )
+    else:
+        runtime = WorkerRuntime(
+            assignment=assignment,
+            mailbox=mailbox,
+            emitter=emitter,
+            clock=SYSTEM_CLOCK,
+            timeouts=Timeouts(),
+            pacer=pacer,
+            faults=FaultScript.of(os.environ),
+        )
     try:
         runtime.run()
     except HandshakeError as error:

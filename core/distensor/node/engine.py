@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from distensor.core import Clock, RankLayout
+from distensor.core import Axis, Clock, RankLayout
 from distensor.core.errors import ConfigError, ProgramRejectedError
 from distensor.core.schedules import (
     Action,
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from distensor.core.warm_up import RankFigures
+    from distensor.node.aggregated import Aggregators
     from distensor.node.ipc import WorkerAssignment
     from distensor.node.orders import JobPlan
     from distensor.node.pacer import Pacer
@@ -54,6 +55,7 @@ class ShardEngine(HeldState):
         groups: of this rank; by default they are made over torch.distributed, by all ranks at the same time.
         pacer: says when to rest between micro-batches; by default never.
         reach: told of each phase of a step, with its number; a fault on purpose may come there.
+        aggregators: of the epoch, where it has some.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class ShardEngine(HeldState):
         groups: MeshGroups | None = None,
         pacer: Pacer | None = None,
         reach: Callable[[FaultPhase, int], None] = lambda _phase, _step: None,
+        aggregators: Aggregators | None = None,
     ) -> None:
         super().__init__()
         self._reach = reach
@@ -80,7 +83,7 @@ class ShardEngine(HeldState):
         self.prepared: Prepared | None = None  # one of which it has everything but the word of the others
         self._replicas = Replicas()
         self._groups: MeshGroups = NO_GROUPS
-        self._seat(assignment, plane, groups)
+        self._seat(assignment, plane, groups, aggregators)
 
     def load(self, plan: JobPlan, programs: Mapping[int, bytes], weights: dict[int, dict[str, Tensor]]) -> None:
         """Validate the programs and build this rank's stages; nothing of the previous ones stays.
@@ -126,10 +129,16 @@ class ShardEngine(HeldState):
         )
         self._replicas.bind(self._exchange(plan))
 
-    def rejoin(self, assignment: WorkerAssignment, plane: DataPlane, groups: MeshGroups | None = None) -> None:
+    def rejoin(
+        self,
+        assignment: WorkerAssignment,
+        plane: DataPlane,
+        groups: MeshGroups | None = None,
+        aggregators: Aggregators | None = None,
+    ) -> None:
         """Take another rank's place in a later epoch, at the same place of tp, pp and cp, with all that is loaded here.
         Weights that are cut over the replicas (ZeRO-3) do not fit another membership: a load has to come first."""
-        self._seat(assignment, plane, groups)
+        self._seat(assignment, plane, groups, aggregators)
         if self._loaded and self._store is not None and self._store.cut:
             self._loaded = False
         if self._loaded and self._store is not None:
@@ -137,11 +146,17 @@ class ShardEngine(HeldState):
             self._store = self._replicated(self._plan)
             self._take_place(self._store)
 
-    def _seat(self, assignment: WorkerAssignment, plane: DataPlane, groups: MeshGroups | None) -> None:
+    def _seat(
+        self,
+        assignment: WorkerAssignment,
+        plane: DataPlane,
+        groups: MeshGroups | None,
+        aggregators: Aggregators | None,
+    ) -> None:
         self._layout = RankLayout(assignment.parallel)
         self._rank = assignment.rank
         self._place = self._layout.coordinates(assignment.rank)
-        self._plane = plane
+        self._plane, self._aggregators = plane, aggregators
         fresh = torch_groups(self._layout, assignment.rank, self._clock) if groups is None else groups
         self._groups = self._groups.going_on_as(fresh)
 
@@ -350,9 +365,13 @@ class ShardEngine(HeldState):
 
     def _exchange(self, plan: JobPlan) -> Exchange:
         """The way to the other replicas, where updates travel instead of gradients."""
-        group = self._groups.replicas
-        alone = plan.optimizer.sparse is None or group is None
-        return Alone() if alone else GroupExchange(group, torch.device("cpu"))
+        group, sparse = self._groups.replicas, plan.optimizer.sparse
+        if sparse is None or group is None:
+            return Alone()
+        peers = GroupExchange(group, torch.device("cpu"))
+        if self._aggregators is None:
+            return peers
+        return self._aggregators.exchange(peers, sparse, list(map(int, self._layout.group_of(self._rank, Axis.DP))))
 
     def _over_world(self, totals: Totals, own_norm: float = 0.0) -> WorldSums:
         """The sums of all ranks; the same on each, to the bit.

@@ -7,7 +7,7 @@ the present epoch still runs, and later hands it the topology. It enters the new
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +32,11 @@ class Seat:
     assignment: WorkerAssignment
     credentials: Credentials = field(repr=False)
     peers: Peers
+    """The other ranks of the mesh; for an aggregator, which is none of them, the other aggregators too."""
     relay: Address | None = None
+    aggregators: Peers = field(default_factory=dict)
+    names: Mapping[int, str] = field(default_factory=dict)
+    """The node of each rank, those of aggregators included."""
 
     @property
     def me(self) -> PeerId:
@@ -138,14 +142,17 @@ class MembershipDesk:
             return True
 
     def _seat_of(self, order: TopologyOrder) -> Seat:
-        own = self._wanted
+        own, world = self._wanted, self._wanted.parallel.world_size
+        places = {
+            member.rank: places_at(member.hosts, member.port) for member in order.members if member.rank != own.rank
+        }
         return Seat(
             assignment=own,
             credentials=Credentials(
                 key_pem=self._key_pem, certificate_pem=order.certificate_pem, authority_pem=order.authority_pem
             ),
-            peers={
-                member.rank: places_at(member.hosts, member.port) for member in order.members if member.rank != own.rank
-            },
+            peers={rank: places for rank, places in places.items() if rank < world or own.rank >= world},
             relay=relay_at(order.relay),
+            aggregators={rank: places for rank, places in places.items() if rank >= world},
+            names={member.rank: member.node_name for member in order.members},
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from distensor.node.orders import StepOrder
     from distensor.node.replica_meter import ReplicaMeter
     from distensor.node.step_report import StepReport
-    from distensor.transport import DataPlane
+    from distensor.transport import DataPlane, LinkStats
 
 MIN_INTERVAL_SECONDS = 0.5
 
@@ -43,8 +43,11 @@ class ProgressReporter:
             "replicas": None,
         }
 
-    def watch(self, plane: DataPlane) -> None:
-        self._plane = plane
+    def watch(
+        self, plane: DataPlane, more: Callable[[], Mapping[int, LinkStats]] = lambda: dict[int, "LinkStats"]()
+    ) -> None:
+        """`more` are connections beside those of the plane."""
+        self._plane, self._more = plane, more
 
     def loading(self) -> None:
         self._figures["state"] = "loading"
@@ -99,5 +102,5 @@ class ProgressReporter:
                 "path": stats.path,
                 "line_rate": None if stats.receive_rate is None else round(stats.receive_rate),
             }
-            for peer, stats in sorted(self._plane.stats().items())
+            for peer, stats in sorted({**self._plane.stats(), **self._more()}.items())
         ]

@@ -22,6 +22,7 @@ class ReplicaMeter:
         """Among other members, over new connections, which count from zero."""
         self.replica = layout.coordinates(rank).dp
         ranks = range(layout.config.world_size)
+        self._world = layout.config.world_size
         self._others = frozenset(other for other in ranks if layout.coordinates(other).dp != self.replica)
         self._members = len(layout.group_of(rank, Axis.DP))
         self._before = (0, 0)
@@ -38,11 +39,11 @@ class ReplicaMeter:
         """Bytes since the last call, beside those of a ring all-reduce; None where there is one replica.
 
         Args:
-            links: peer, sent and received of each, since the start.
+            links: peer, sent and received of each, since the start; aggregators are those beyond the mesh.
         """
         if not self._others:
             return None
-        own = [link for link in links if link["peer"] in self._others]
+        own = [link for link in links if link["peer"] in self._others or link["peer"] >= self._world]
         now = sum(link["sent"] for link in own), sum(link["received"] for link in own)
         up, down = (after - before for after, before in zip(now, self._before, strict=True))
         self._before = now

@@ -31,6 +31,7 @@ from distensor.transport.driver import ABORT_SEQUENCE, Command, ReplyCode, recei
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from distensor.node.aggregated import Aggregators
     from distensor.node.engine import ShardEngine
 
 
@@ -75,6 +76,7 @@ class WorkerRuntime:
         self._engine: ShardEngine | None = None
         self._opening: DataPlane | None = None
         self._plane: DataPlane | None = None
+        self._aggregators: Aggregators | None = None
 
     def run(self) -> None:
         """Serve the job. Returns when the driver ended it, or the supervisor drains.
@@ -130,14 +132,26 @@ class WorkerRuntime:
             on_opening=self._note_opening,
         )
         self._opening, self._plane = None, plane
+        self._aggregators = aggregators = self._aggregators_of(seat)
         try:
             self._emitter.emit("connected")
-            self._progress.watch(plane)
+            self._progress.watch(plane, aggregators.stats)
             self._pacer.attach(plane)
             return self._serve(plane)
         finally:
             self._plane = None
             plane.close()
+            aggregators.close()
+
+    def _aggregators_of(self, seat: Seat) -> Aggregators:
+        from distensor.node.aggregated import Aggregators
+
+        return Aggregators(
+            seat,
+            timeouts=self._timeouts,
+            clock=self._clock,
+            on_change=lambda text: self._emitter.event("warning", text),
+        )
 
     def _warm_up(self) -> None:
         """Load torch before anybody listens for us: loading holds the interpreter for longer than a peer may be silent.
@@ -189,7 +203,7 @@ class WorkerRuntime:
         if self._engine is None:
             self._engine = self._make_engine(plane)
         else:
-            self._engine.rejoin(self._assignment, plane)
+            self._engine.rejoin(self._assignment, plane, aggregators=self._aggregators)
         return self._engine
 
     def _make_engine(self, plane: DataPlane) -> ShardEngine:
@@ -209,6 +223,7 @@ class WorkerRuntime:
             clock=self._clock,
             pacer=self._pacer,
             reach=self._reach,
+            aggregators=self._aggregators,
         )
 
     def _reach(self, phase: FaultPhase, step: int) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any
 
 from distensor.core.errors import ConfigError
+from distensor.core.ids import is_valid_name
 from distensor.core.numbers import is_finite
 from distensor.core.update_bytes import CHUNK, check_share
 
@@ -34,7 +35,21 @@ class Average(StrEnum):
     CENTRED = "centred"
 
 
-_SHARE: Mapping[str, Any] = {"k": 32, "chunk": CHUNK, "value_bits": 1, "clip_messages": 4.0}
+class Route(StrEnum):
+    """By which way sparse updates travel between replicas."""
+
+    PEERS = "peers"
+    """Each sends to all others."""
+    AGGREGATOR = "aggregator"
+    """Each sends to one aggregator and gets the set of all."""
+    HYBRID = "hybrid"
+    """Each sends to the aggregator of its site; those send to each other."""
+
+
+ANYWHERE = ""
+"""In place of an aggregator's name: whichever `distensor aggregator` is there."""
+_WAYS: Mapping[str, Any] = {"topology": Route.PEERS, "aggregators": (), "sites": (), "patience": None}
+_SHARE: Mapping[str, Any] = {"k": 32, "chunk": CHUNK, "value_bits": 1, "clip_messages": 4.0, **_WAYS}
 _DEFAULTS: Mapping[SparseRule, Mapping[str, Any]] = {
     SparseRule.DISTRO: {**_SHARE, "delay": False},
     SparseRule.DEMO: {**_SHARE, "delay": False, "decay": 0.999},
@@ -67,6 +82,10 @@ class SparseSpec:
         outer_lr, outer_momentum: of the outer step.
         feedback: decay of the residual of SparseLoCo.
         average: of DiLoCo's changes.
+        topology: by which way updates travel; aggregators: names of the nodes where they are, the first one is used
+            and the others stand by; sites: (its aggregator's node, the nodes of its replicas) of each.
+        patience: seconds that an aggregator waits for the others after the first update of a round; None: until all
+            are there.
 
     Raises:
         ConfigError: a value that no worker could use.
@@ -84,6 +103,10 @@ class SparseSpec:
     outer_momentum: float = 0.0
     feedback: float = 1.0
     average: Average = Average.MEAN
+    topology: Route = Route.PEERS
+    aggregators: tuple[str, ...] = ()
+    sites: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    patience: float | None = None
 
     def __post_init__(self) -> None:
         for name, (expected, fits) in _CHECKS.items():
@@ -91,6 +114,23 @@ class SparseSpec:
             if not fits(value):
                 raise ConfigError(f"sync_options[{name!r}]={value!r}: expected {expected}")
         check_share(self.k, self.chunk)
+        if bool(self.sites) != (self.topology is Route.HYBRID):
+            raise ConfigError(
+                f"sync_options: topology={self.topology.value!r} with sites={dict(self.sites)!r}; 'hybrid' takes "
+                "sites, {'aggregator node': ['node', ...], ...}, and the others none"
+            )
+        if self.topology is not Route.AGGREGATOR and self.aggregators:
+            raise ConfigError(
+                f"sync_options['aggregators']={list(self.aggregators)!r}: only with topology='aggregator'; with "
+                "'hybrid' the keys of sites name them"
+            )
+
+    @property
+    def aggregator_nodes(self) -> tuple[str, ...]:
+        """Where a job needs an aggregator, by names of nodes; an empty one is any that serves."""
+        if self.topology is Route.AGGREGATOR:
+            return self.aggregators or (ANYWHERE,)
+        return tuple(site for site, _ in self.sites)
 
     @property
     def own_fields(self) -> frozenset[str]:
@@ -102,7 +142,8 @@ class SparseSpec:
         return step % self.every == 0 or step == last
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "rule": self.rule.value, "average": self.average.value}
+        words = {"rule": self.rule.value, "average": self.average.value, "topology": self.topology.value}
+        return {**asdict(self), **words}
 
     @classmethod
     def from_json(cls, data: object) -> SparseSpec:
@@ -110,7 +151,7 @@ class SparseSpec:
         known = {field.name for field in fields(cls)}
         if not isinstance(data, Mapping) or data.keys() != known or data["rule"] not in tuple(SparseRule):
             raise ConfigError(f"sparse {str(data)[:200]}: expected {', '.join(sorted(known))}")
-        return cls(**{**data, "rule": SparseRule(data["rule"]), "average": _average(data["average"])})
+        return cls(**{**data, "rule": SparseRule(data["rule"]), "average": _average(data["average"]), **_ways(data)})
 
 
 def _is_whole(value: object) -> bool:
@@ -135,7 +176,43 @@ _CHECKS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "outer_lr": ("a positive number", lambda value: is_finite(value) and value > 0),
     "outer_momentum": ("a number in [0, 1)", _fraction),
     "feedback": ("a number in [0, 1]", lambda value: is_finite(value) and 0 <= value <= 1),
+    "patience": ("a positive number of seconds, or None", lambda value: value is None or _is_patience(value)),
 }
+MOST_AGGREGATORS = 64
+
+
+def _is_patience(value: Any) -> bool:
+    return is_finite(value) and 0 < value <= 86_400
+
+
+def _ways(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The words about the way of updates, from a user or from another process."""
+    topology, sites = data["topology"], data["sites"]
+    if topology not in tuple(Route):
+        raise ConfigError(f"sync_options['topology']={topology!r}: expected {', '.join(repr(str(r)) for r in Route)}")
+    pairs = sites.items() if isinstance(sites, Mapping) else sites
+    if not isinstance(pairs, Iterable) or isinstance(pairs, str):
+        raise ConfigError(f"sync_options['sites']={str(sites)[:100]}: expected lists of nodes by aggregator")
+    found = []
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise ConfigError(f"sync_options['sites'] has {str(pair)[:100]}: expected an aggregator and its nodes")
+        found.append((pair[0], _node_names("sites", pair[1])))
+    nodes = [node for _, own in found for node in own]
+    if len(set(nodes)) < len(nodes) or len({site for site, _ in found}) < len(found) or len(found) > MOST_AGGREGATORS:
+        raise ConfigError(f"sync_options['sites']={str(sites)[:200]}: a node belongs to one site; at most 64 sites")
+    return {
+        "topology": Route(topology),
+        "aggregators": _node_names("aggregators", data["aggregators"]),
+        "sites": tuple(found),
+    }
+
+
+def _node_names(key: str, value: object) -> tuple[str, ...]:
+    names = value if isinstance(value, list | tuple) else [None]
+    if len(names) > 1024 or not all(isinstance(name, str) and (not name or is_valid_name(name)) for name in names):
+        raise ConfigError(f"sync_options[{key!r}] has {str(value)[:100]}: expected a list of names of nodes")
+    return tuple(names)
 
 
 def _average(value: object) -> Average:
@@ -163,4 +240,5 @@ def parse_sync_options(sync: str, options: Mapping[str, Any] | None) -> SparseSp
         raise ConfigError(f"sync_options has {unknown[0]!r}; sync={sync!r} takes {', '.join(defaults)}")
     if "average" in given:
         given["average"] = _average(given["average"])
-    return SparseSpec(rule=rule, **{**defaults, **given})
+    whole = {**defaults, **given}
+    return SparseSpec(rule=rule, **{**whole, **(_ways(whole) if "topology" in defaults else {})})

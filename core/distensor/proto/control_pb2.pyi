@@ -868,6 +868,7 @@ class SubmitJobRequest(_message.Message):
     CSR_PEM_FIELD_NUMBER: _builtins.int
     BYTES_PER_RANK_FIELD_NUMBER: _builtins.int
     DEVICE_KINDS_FIELD_NUMBER: _builtins.int
+    AGGREGATORS_FIELD_NUMBER: _builtins.int
     submission: _builtins.str
     name: _builtins.str
     csr_pem: _builtins.str
@@ -877,6 +878,10 @@ class SubmitJobRequest(_message.Message):
     def bytes_per_rank(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def device_kinds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def aggregators(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Nodes that are to have an aggregator each; empty: any that has room for one."""
+
     def __init__(
         self,
         *,
@@ -886,10 +891,11 @@ class SubmitJobRequest(_message.Message):
         csr_pem: _builtins.str = ...,
         bytes_per_rank: _abc.Iterable[_builtins.int] | None = ...,
         device_kinds: _abc.Iterable[_builtins.str] | None = ...,
+        aggregators: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["parallel", b"parallel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_rank", b"bytes_per_rank", "csr_pem", b"csr_pem", "device_kinds", b"device_kinds", "name", b"name", "parallel", b"parallel", "submission", b"submission"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregators", b"aggregators", "bytes_per_rank", b"bytes_per_rank", "csr_pem", b"csr_pem", "device_kinds", b"device_kinds", "name", b"name", "parallel", b"parallel", "submission", b"submission"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -928,6 +934,7 @@ class ReconfigureJobRequest(_message.Message):
     CONTINUES_FIELD_NUMBER: _builtins.int
     CSR_PEM_FIELD_NUMBER: _builtins.int
     BYTES_PER_RANK_FIELD_NUMBER: _builtins.int
+    AGGREGATORS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     request: _builtins.str
     epoch: _builtins.int
@@ -941,6 +948,8 @@ class ReconfigureJobRequest(_message.Message):
 
     @_builtins.property
     def bytes_per_rank(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def aggregators(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -951,10 +960,11 @@ class ReconfigureJobRequest(_message.Message):
         continues: _abc.Iterable[_builtins.int] | None = ...,
         csr_pem: _builtins.str = ...,
         bytes_per_rank: _abc.Iterable[_builtins.int] | None = ...,
+        aggregators: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["parallel", b"parallel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_rank", b"bytes_per_rank", "continues", b"continues", "csr_pem", b"csr_pem", "epoch", b"epoch", "job_id", b"job_id", "parallel", b"parallel", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregators", b"aggregators", "bytes_per_rank", b"bytes_per_rank", "continues", b"continues", "csr_pem", b"csr_pem", "epoch", b"epoch", "job_id", b"job_id", "parallel", b"parallel", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

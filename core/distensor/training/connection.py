@@ -103,6 +103,7 @@ class JobConnection:
         dialing: Dialing = DEFAULT_DIALING,
         exit_reason_seconds: float = EXIT_REASON_SECONDS,
         end_seconds: float = END_SECONDS,
+        aggregators: tuple[str, ...] = (),
     ) -> None:
         self._client = client
         self._watch = watch
@@ -117,6 +118,7 @@ class JobConnection:
         self._asked = _Asked(epoch=topology.epoch, parallel=topology.parallel, key_pem=b"")
         self._earlier = (0, 0)
         self.exit_reason_seconds = exit_reason_seconds
+        self._aggregators = aggregators
         self.topology = topology
         self.snapshots = SnapshotReader(plane)
 
@@ -132,10 +134,11 @@ class JobConnection:
         clock: Clock,
         timeouts: Timeouts,
         start_timeout: float,
+        aggregators: tuple[str, ...] = (),
     ) -> JobConnection:
         """Submit, wait until every worker is ready, connect to all.
 
-        `largest_tensor` (bytes) bounds what a worker may make this process hold at once.
+        `largest_tensor` (bytes) bounds what a worker may make this process hold at once. `aggregators`: see `JobSpec`.
 
         Raises:
             PlacementError: more ranks than free workers, or no worker got ready in time.
@@ -146,7 +149,12 @@ class JobConnection:
         # The job's id is not known yet; the hub puts the right identity into the certificate whatever we ask for.
         key_pem, csr_pem = new_key_and_csr(JobId("new"), None, DRIVER_RANK)
         spec = JobSpec(
-            submission=uuid.uuid4().hex, name=name, parallel=parallel, csr_pem=csr_pem, bytes_per_rank=bytes_per_rank
+            submission=uuid.uuid4().hex,
+            name=name,
+            parallel=parallel,
+            csr_pem=csr_pem,
+            bytes_per_rank=bytes_per_rank,
+            aggregators=aggregators,
         )
         job_id, epoch = client.submit_job(spec)
         watch = JobWatch(client, job_id, clock)
@@ -160,7 +168,15 @@ class JobConnection:
             raise
         topology = update.topology
         assert topology is not None
-        return cls(client=client, watch=watch, plane=plane, topology=topology, clock=clock, dialing=dialing)
+        return cls(
+            client=client,
+            watch=watch,
+            plane=plane,
+            topology=topology,
+            clock=clock,
+            dialing=dialing,
+            aggregators=aggregators,
+        )
 
     @property
     def job_id(self) -> JobId:
@@ -358,6 +374,7 @@ class JobConnection:
             continues=regrouping.continues,
             csr_pem=csr_pem,
             bytes_per_rank=bytes_per_rank,
+            aggregators=self._aggregators,
         )
         epoch = self._client.reconfigure_job(change)
         self._asked = _Asked(epoch=epoch, parallel=regrouping.parallel, key_pem=key_pem)

@@ -44,9 +44,11 @@ def frame_limits(largest_tensor: int) -> FrameLimits:
 
 
 def dial(update: JobUpdate, job_id: JobId, epoch: Epoch, key_pem: bytes, dialing: Dialing, clock: Clock) -> DataPlane:
+    """To all ranks of the mesh; with aggregators a trainer has nothing to do."""
     topology, certificate = update.topology, update.certificate
     assert topology is not None
     assert certificate is not None
+    world = topology.parallel.world_size
     return DataPlane.open(
         me=PeerId(job_id=job_id, epoch=epoch, rank=Rank(DRIVER_RANK)),
         credentials=Credentials(
@@ -55,7 +57,7 @@ def dial(update: JobUpdate, job_id: JobId, epoch: Epoch, key_pem: bytes, dialing
             authority_pem=certificate.authority_pem,
         ),
         listener=None,
-        peers={m.rank: places_at((m.host, *m.hosts), m.port) for m in topology.members},
+        peers={m.rank: places_at((m.host, *m.hosts), m.port) for m in topology.members[:world]},
         timeouts=dialing.timeouts,
         limits=dialing.limits,
         clock=clock,

@@ -128,6 +128,7 @@ class TrainingJob:
             parallel=options.parallel,
             bytes_per_rank=pieces.bytes_per_rank(),
             largest_tensor=pieces.largest_tensor(),
+            aggregators=() if optimizer.sparse is None else optimizer.sparse.aggregator_nodes,
         )
         job = cls(
             connection=connection,
@@ -232,7 +233,8 @@ class TrainingJob:
         """`attempt` is the one that the ranks committed, or did not."""
         seconds = self._clock.monotonic() - started
         after, depths = self._connection.bytes_moved(), self._pacer.depths
-        answers = [read_step(reply, self._connection.ranks) for reply in replies]
+        places = range(len(self.topology.members))  # those of aggregators included
+        answers = [read_step(reply, places) for reply in replies]
         committed = bool(agreed(replies, "committed", [answer.committed for answer in answers]))
         agreed(replies, "loss", [answer.loss for answer in answers])
         agreed(replies, "gradient norm", [answer.grad_norm for answer in answers])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -70,25 +71,28 @@ class ReplicaWatch:
         return fresh
 
     def _traffic(self, replies: Sequence[Reply], answers: Sequence[StepReply]) -> ReplicaTraffic | None:
-        up: dict[int, int] = {}
-        down: dict[int, int] = {}
+        up: Counter[int] = Counter()
+        down: Counter[int] = Counter()
         now: dict[tuple[int, int], int] = {}
         for reply, answer in zip(replies, answers, strict=True):
             for link in answer.links:
-                if link.peer in range(len(self._elements)) and self._are_apart(reply.rank, link.peer):
+                if link.peer >= len(self._elements):  # an aggregator, which tells nothing itself
+                    now[reply.rank, link.peer], now[link.peer, reply.rank] = link.sent, link.received
+                elif link.peer >= 0 and self._are_apart(reply.rank, link.peer):
                     now[reply.rank, link.peer] = link.sent
         for (rank, peer), sent in now.items():
             before = self._sent.get((rank, peer), 0)
             moved = sent - before if sent >= before else sent  # a new connection counts from zero
-            up[rank] = up.get(rank, 0) + moved
-            down[peer] = down.get(peer, 0) + moved
+            up[rank] += moved
+            down[peer] += moved
         self._sent = now
-        if not up:
+        ranks = [rank for rank in up if rank < len(self._elements)]
+        if not ranks:
             return None
-        busiest = max(up, key=lambda rank: (up[rank], -rank))
+        busiest = max(ranks, key=lambda rank: (up[rank], -rank))
         dense, members = GRADIENT_BYTES * self._elements[busiest], self._members[busiest]
         return ReplicaTraffic(
-            up=up[busiest], down=down.get(busiest, 0), dense=dense, ring=2 * (members - 1) * dense // members
+            up=up[busiest], down=down[busiest], dense=dense, ring=2 * (members - 1) * dense // members
         )
 
     def _are_apart(self, rank: int, peer: int) -> bool:

@@ -47,13 +47,14 @@ class LossReply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkBytes:
-    """Bytes that a rank has sent to a peer since the job started, and what it knows of the way to it.
+    """Bytes that a rank has sent to a peer, and got from it, since the epoch began, and what it knows of the way to it.
 
     `rtt_ms` was measured `rtt_age_s` ago; `line_rate` is bytes a second of the newest large message from the peer.
     """
 
     peer: int
     sent: int
+    received: int = 0
     path: str = ""
     rtt_ms: float | None = None
     rtt_age_s: float | None = None
@@ -244,5 +245,8 @@ def _link(reply: Reply, item: object, is_peer: Callable[[object], bool]) -> Link
     path = inner.meta.get("path") or ""
     if path not in ("", *PathKind):
         _wrong(reply, "path", path, f"one of {', '.join(PathKind)}")
+    received = inner.meta.get("received", 0)
+    if type(received) is not int or not 0 <= received < MAX_BYTES:
+        _wrong(reply, "links", item, "the bytes that came from the peer")
     figures = {key: None if inner.meta.get(key) is None else _amount(inner, key) for key in _LINK_FIGURES}
-    return LinkBytes(peer=peer, sent=sent, path=str(path), **figures)
+    return LinkBytes(peer=peer, sent=sent, received=received, path=str(path), **figures)

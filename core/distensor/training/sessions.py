@@ -72,7 +72,13 @@ class Session:
         self._measures = measures
 
     def open_job(
-        self, *, name: str, parallel: ParallelConfig, bytes_per_rank: tuple[int, ...], largest_tensor: int
+        self,
+        *,
+        name: str,
+        parallel: ParallelConfig,
+        bytes_per_rank: tuple[int, ...],
+        largest_tensor: int,
+        aggregators: tuple[str, ...] = (),
     ) -> JobConnection:
         """Have a job placed and connect to its workers; see `JobConnection.open`."""
         return JobConnection.open(
@@ -84,6 +90,7 @@ class Session:
             clock=self.clock,
             timeouts=Timeouts(),
             start_timeout=START_SECONDS,
+            aggregators=aggregators,
         )
 
     def attach(self, job: Job) -> None:

@@ -79,6 +79,7 @@ class DataPlane:
         relay: Address | None = None,
         local: LocalMeeting | None = None,
         on_opening: Callable[[DataPlane], None] = lambda _plane: None,
+        awaits: Collection[int] | None = None,
     ) -> DataPlane:
         """Connect to everybody and return when all are there.
 
@@ -87,6 +88,7 @@ class DataPlane:
         machine, and have it too, are met on Unix sockets once TLS has proven them. Peers that no address leads to are
         met at the `relay`, where there is one. The listener stays the caller's; it is watched until `close`.
         `on_opening` gets the plane before anybody is met, so that another thread can `close` it and end the waiting.
+        `awaits` are those that have to be there (None: all); the others may come later, or never.
 
         Raises:
             HandshakeError: a peer is not who it should be, or refuses us.
@@ -98,7 +100,7 @@ class DataPlane:
         with ExitStack() as undo:
             undo.callback(plane.close)
             on_opening(plane)
-            plane._meet(credentials, listener, peers, driver, local, relay)
+            plane._meet(credentials, listener, peers, driver, local, relay, awaits)
             undo.pop_all()
         return plane
 
@@ -226,6 +228,7 @@ class DataPlane:
         driver: bool,
         local: LocalMeeting | None,
         relay: Address | None,
+        awaits: Collection[int] | None,
     ) -> None:
         if self._closing.is_set():
             raise TransportError(_CLOSED_HERE)
@@ -248,8 +251,8 @@ class DataPlane:
             )
         keeper = Keeper(lambda: self._links, self.timeouts, self._lose, self._closing)
         self._spawn("keeper", keeper.run)
-        self._await({*dialed, *awaited}, deadline)
-        if self._parking is not None:
+        self._await({*dialed, *awaited} if awaits is None else set(awaits), deadline)
+        if self._parking is not None and awaits is None:
             self._parking.stop()  # everybody is here: a relay keeps places for those who are not
 
     def _listen(

@@ -70,6 +70,7 @@ class Channel(IntEnum):
     PROBE = 9
     SNAPSHOT = 10
     STATE = 11
+    AGGREGATE = 12
 
 
 class Tag(NamedTuple):
