@@ -1,8 +1,8 @@
 """Training over home internet connections: what a step takes, where the time goes, and what travels.
 
-Hub, two nodes and the trainer each have a network namespace and an access line of their own, by
-`distensor.testing.homenet`: the hub one of a data centre, the others 100 Mbit/s down, 10 Mbit/s up, 40 ms from home to
-home, 1 % of packets lost. Bytes are those of IP packets on the lines of the nodes. Prints one Markdown table.
+Hub, aggregator, three nodes and the trainer each have a network namespace and an access line of their own, by
+`distensor.testing.homenet`: hub and aggregator one of a data centre, the others 100 Mbit/s down, 10 Mbit/s up, 40 ms
+from home to home, 1 % of packets lost. Bytes are those of IP packets on the lines of the nodes. Prints one Markdown table.
 """
 
 from __future__ import annotations
@@ -21,10 +21,29 @@ from typing import Any
 from distensor.testing.homenet import DATACENTRE, HOME, Counters, HomeNet, permitted
 from distensor.testing.homenet.cluster import HomeCluster
 
-NODES = ("attic", "cellar")
+NODES = ("attic", "cellar", "shed")
+AGGREGATORS = {"central": "server", "shed-own": "shed"}
+"""By name, the host: one in a data centre, one on the line of a home."""
 CASES: Mapping[str, Mapping[str, Any]] = {
     "dp=2, sync=allreduce": {"parallel": {"data_parallel": 2}},
+    "dp=3, sync=allreduce": {"parallel": {"data_parallel": 3}},
     "dp=2, sync=distro": {"parallel": {"data_parallel": 2}, "sync": "distro"},
+    "dp=2, sync=distro, aggregator": {
+        "parallel": {"data_parallel": 2},
+        "sync": "distro",
+        "sync_options": {"topology": "aggregator", "aggregators": ["central"]},
+    },
+    "dp=3, sync=distro": {"parallel": {"data_parallel": 3}, "sync": "distro"},
+    "dp=3, sync=distro, aggregator": {
+        "parallel": {"data_parallel": 3},
+        "sync": "distro",
+        "sync_options": {"topology": "aggregator", "aggregators": ["central"]},
+    },
+    "dp=3, sync=distro, hybrid": {
+        "parallel": {"data_parallel": 3},
+        "sync": "distro",
+        "sync_options": {"topology": "hybrid", "sites": {"central": ["attic", "cellar"], "shed-own": ["shed"]}},
+    },
     "pp=2": {"parallel": {"pipeline_parallel": 2}, "micro_batches": 8},
 }
 ALGORITHMS = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
@@ -122,7 +141,7 @@ def bare() -> None:
     print("|---|---|---|")
     for congestion in ALGORITHMS.read_text().split():
         with HomeNet(NODES, HOME, congestion=congestion) as net:
-            source, target = NODES
+            source, target = NODES[:2]
             with net.popen(target, [sys.executable, "-c", TAKE], stdout=subprocess.PIPE) as taker:
                 assert taker.stdout is not None
                 taker.stdout.readline()
@@ -156,11 +175,11 @@ def main() -> int:
 
 
 def _table(cases: list[str], steps: int, congestion: str | None) -> None:
-    names = ["hub", *NODES, "desk"]
+    names = ["hub", "server", *NODES, "desk"]
     with (
         tempfile.TemporaryDirectory(prefix="distensor-home-") as folder,
-        HomeNet(names, HOME, profiles={"hub": DATACENTRE}, congestion=congestion) as net,
-        HomeCluster(net, Path(folder), nodes=NODES) as cluster,
+        HomeNet(names, HOME, profiles={"hub": DATACENTRE, "server": DATACENTRE}, congestion=congestion) as net,
+        HomeCluster(net, Path(folder), nodes=NODES, aggregators=AGGREGATORS) as cluster,
     ):
         print(f"TCP: {congestion or Path('/proc/sys/net/ipv4/tcp_congestion_control').read_text().strip()}")
         print(

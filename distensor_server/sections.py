@@ -155,7 +155,7 @@ def _parallel(parallel: ParallelConfig) -> Section:
 
 
 def _members(job: JobRecord, picture: Picture, workers: list[WorkerView]) -> Section:
-    """All ranks once the topology is known; before that, those of this node."""
+    """All ranks of the mesh once the topology is known; before that, those of this node. Aggregators are none."""
     mine = {int(worker.assignment.rank) for worker in workers}
     if job.topology is None:
         places = [(rank, picture.link.node_id, picture.name) for rank in sorted(mine)]
@@ -165,6 +165,7 @@ def _members(job: JobRecord, picture: Picture, workers: list[WorkerView]) -> Sec
     return [
         {"rank": rank, "node_id": node_id, "node": name, **asdict(layout.coordinates(rank)), "mine": rank in mine}
         for rank, node_id, name in places
+        if rank < layout.config.world_size
     ]
 
 

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
+from distensor.aggregator.words import Hello, read_hello, read_set, write_set
 from distensor.core.distributed import objects
 from distensor.node.ipc import parse_assignment, parse_line, parse_reassignment, parse_topology
 from distensor.node.orders import parse_number, parse_plan, parse_step, parse_wanted, split_batches, split_parts
@@ -240,13 +241,22 @@ def sparse() -> list[Decoder]:
     for bits in (1, 2):
         matrices = zip(Packing(layout).pack(values), layout.blocks, strict=True)
         found.append(sparse_codec.encode(layout, [select(m, block.kept, bits).rows for m, block in matrices]))
+    group = (0, 2, 4)
+    hello = Hello(group=group, site=(0, 2), others=(9,), patience=5.0)
+    header, body = write_set(group, {0: b"a", 4: found[0]}, leave_out=0)
     return [
+        Decoder(name="aggregator.words:read_hello", decode=lambda data: read_hello(data, 2), seeds=(hello.to_bytes(),)),
+        Decoder(
+            name="aggregator.words:read_set",
+            decode=lambda data: read_set(group, Message(data[:24], data[24:]), own=(0, b"a")),
+            seeds=(header + b"".join(map(bytes, body)),),
+        ),
         Decoder(
             name="optim.distro.codec:decode",
             decode=lambda data: sparse_codec.decode(layout, data),
             seeds=tuple(found),
             cost=4,
-        )
+        ),
     ]
 
 

@@ -14,6 +14,8 @@ SOURCES = {"distensor": ROOT / "core/distensor", "distensor_server": ROOT / "dis
            "distensor_tui": ROOT / "distensor_tui"}  # fmt: skip
 
 TRIED = (
+    "aggregator.words:read_hello",
+    "aggregator.words:read_set",
     "comm.address:parse_address",
     "comm.codec:read_job_state",
     "comm.codec:read_mesh",

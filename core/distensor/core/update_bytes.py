@@ -61,16 +61,19 @@ class Topology(StrEnum):
     RING = "ring all-reduce"
     PEERS = "peer to peer"
     AGGREGATOR = "aggregator"
+    HYBRID = "hybrid"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic:
-    """Bytes of one worker in one step, on average over the steps."""
+    """Bytes of one worker in one step, on average over the steps; and of one aggregator, where there are some."""
 
     method: str
     topology: Topology
     up: float
     down: float
+    aggregator_up: float = 0.0
+    aggregator_down: float = 0.0
 
     def seconds(self, *, up_rate: float, down_rate: float) -> float:
         """On a link of these bytes per second, both directions at once, nothing hidden behind computing."""
@@ -102,19 +105,22 @@ def message_bytes(parameters: float, k: int, value_bits: int = 1) -> float:
     return parameters / CHUNK * row_bits(CHUNK, k, value_bits) / 8.0
 
 
-def traffic_of_all(parameters: float, workers: int, value_bytes: int = 2) -> Sequence[Traffic]:
+def traffic_of_all(parameters: float, workers: int, value_bytes: int = 2, sites: int = 2) -> Sequence[Traffic]:
     """Every method on every topology that it runs on.
 
     Args:
         value_bytes: of a gradient's element where all of them travel.
+        sites: with an aggregator and equally many workers each, of the hybrid topology.
 
     Raises:
-        ConfigError: fewer than two workers, or no parameters.
+        ConfigError: fewer than two workers, fewer than one site or more than workers, or no parameters.
     """
     if workers < 2:
         raise ConfigError(f"workers = {workers}; expected at least 2, one sends to nobody")
     if not 1 <= parameters < 1e15:
         raise ConfigError(f"params = {parameters:g}; expected a number of at least 1")
+    if not 1 <= sites <= workers:
+        raise ConfigError(f"sites = {sites}; expected 1 to {workers}, each with workers of its own")
     dense = parameters * value_bytes
     ring = 2.0 * (workers - 1) / workers * dense
     found = [
@@ -128,7 +134,29 @@ def traffic_of_all(parameters: float, workers: int, value_bytes: int = 2) -> Seq
     ]
     for method in SPARSE:
         size = message_bytes(parameters, method.k, method.value_bits) / method.every
-        others = (workers - 1) * size
-        found.append(Traffic(method=method.name, topology=Topology.PEERS, up=others, down=others))
-        found.append(Traffic(method=method.name, topology=Topology.AGGREGATOR, up=size, down=others))
+        found += _sparse_traffic(method.name, size, workers, sites)
     return found
+
+
+def _sparse_traffic(name: str, size: float, workers: int, sites: int) -> list[Traffic]:
+    """Of messages of `size` bytes: what a worker gets is the same everywhere, since nothing is merged."""
+    others, here = (workers - 1) * size, workers / sites
+    return [
+        Traffic(method=name, topology=Topology.PEERS, up=others, down=others),
+        Traffic(
+            method=name,
+            topology=Topology.AGGREGATOR,
+            up=size,
+            down=others,
+            aggregator_up=workers * others,
+            aggregator_down=workers * size,
+        ),
+        Traffic(
+            method=name,
+            topology=Topology.HYBRID,
+            up=size,
+            down=others,
+            aggregator_up=here * others + (sites - 1) * here * size,
+            aggregator_down=workers * size,
+        ),
+    ]

@@ -19,7 +19,7 @@ def main(argv: list[str]) -> int:
     """Run the verb; the status for the shell."""
     try:
         options = _parser().parse_args(argv)
-        rows = traffic_of_all(options.params, options.workers, options.value_bytes)
+        rows = traffic_of_all(options.params, options.workers, options.value_bytes, options.sites)
     except SystemExit as exit_:  # argparse ends this way, after --help too
         return int(exit_.code or 0)
     except ConfigError as error:
@@ -45,6 +45,9 @@ def _parser() -> UsageParser:
     parser.add_argument(
         "--value-bytes", type=int, choices=(2, 4), default=2, help="of a dense gradient's element (default: 2, bf16)"
     )
+    parser.add_argument(
+        "--sites", type=int, default=2, help="with an aggregator each, of the hybrid topology (default: 2)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     return parser
 
@@ -65,6 +68,8 @@ def _facts(row: Traffic, options: argparse.Namespace, ring: Traffic) -> dict[str
         "seconds": row.seconds(up_rate=options.up * MEGABIT, down_rate=options.down * MEGABIT),
         "up_reduction": ring.up / row.up,
         "down_reduction": ring.down / row.down,
+        "aggregator_up_bytes": round(row.aggregator_up),
+        "aggregator_down_bytes": round(row.aggregator_down),
     }
 
 
@@ -72,11 +77,13 @@ def _table(facts: list[dict[str, Any]], options: argparse.Namespace) -> str:
     lines = [
         f"a step of {options.params:.3g} parameters, {options.workers} workers, "
         f"{options.down:g} Mbit/s down, {options.up:g} Mbit/s up",
-        f"{'':28}{'':17}{'up MB':>11}{'down MB':>11}{'network s':>11}{'up, down less than the ring':>30}",
+        f"{'':26}{'':16}{'up MB':>10}{'down MB':>10}{'network s':>10}{'less than ring: up, down':>26}"
+        f"{'aggregator MB: up':>18}",
     ]
     lines += [
-        f"{fact['method']:28}{fact['topology']:17}{fact['up_bytes'] / 1e6:11,.2f}{fact['down_bytes'] / 1e6:11,.2f}"
-        f"{fact['seconds']:11,.2f}{fact['up_reduction']:17,.0f}x{fact['down_reduction']:11,.0f}x"
+        f"{fact['method']:26}{fact['topology']:16}{fact['up_bytes'] / 1e6:10,.2f}{fact['down_bytes'] / 1e6:10,.2f}"
+        f"{fact['seconds']:10,.2f}{fact['up_reduction']:15,.0f}x{fact['down_reduction']:9,.0f}x"
+        + (f"{fact['aggregator_up_bytes'] / 1e6:18,.1f}" if fact["aggregator_up_bytes"] else "")
         for fact in facts
     ]
     return "\n".join([*lines, _note(options)])
@@ -85,7 +92,9 @@ def _table(facts: list[dict[str, Any]], options: argparse.Namespace) -> str:
 def _note(options: argparse.Namespace) -> str:
     return (
         f"{Topology.RING.value}: {options.value_bytes} bytes an element, 2 (W - 1) / W of the model each way. "
-        "An aggregator spares the upload only:\n"
+        "An aggregator spares a worker the upload\n"
+        "only, and needs a link that carries its own columns; the hybrid topology has one in each of "
+        f"{options.sites} sites:\n"
         "workers choose other entries, so what comes back is the sum of all. Methods that exchange every so many\n"
         "steps are counted on average; theirs come in bursts. All of it is predicted, nothing measured."
     )

@@ -324,7 +324,8 @@ class HubMachine:
             raise StaleEpochError(f"job {before.job_id} is in epoch {before.epoch}, not {change.epoch}")
         kept = [rank for rank in change.continues if rank is not None]
         if any(rank >= before.parallel.world_size for rank in kept):
-            raise ControlError(f"job {before.job_id} has ranks below {before.parallel.world_size}, not {max(kept)}")
+            last = before.parallel.world_size - 1
+            raise ControlError(f"job {before.job_id} has ranks 0 to {last}, not {max(kept)}")
         certificate = self._signer.sign(change.csr_pem, before.job_id, Epoch(before.epoch + 1), DRIVER_RANK)
         job = jobs.reconfigured(before, change, self._places_of_new(before, change, now), certificate)
         return job.epoch, self._regroup(before, job, now)

@@ -39,5 +39,7 @@ def torch_device(kind: DeviceKind, device_id: DeviceId) -> torch.device:
             if not torch.backends.mps.is_available():
                 raise ConfigError(f"device {device_id!r}: torch {torch.__version__} has no usable Metal (MPS) here")
             return torch.device("mps")
-        case DeviceKind.MLX:
-            raise UnsupportedOptionError(f"device {device_id!r}: the mlx backend is not implemented in this version")
+        case DeviceKind.MLX | DeviceKind.AGGREGATOR:  # the second is room for no program at all
+            raise UnsupportedOptionError(
+                f"device {device_id!r}: the {kind.value} backend is not implemented in this version"
+            )

@@ -81,7 +81,7 @@ class ShardEngine(HeldState):
         self._last: int | None = None
         self.decided: Decided | None = None  # the newest step that this rank has committed
         self.prepared: Prepared | None = None  # one of which it has everything but the word of the others
-        self._replicas = Replicas()
+        self._replicas = Replicas(clock)
         self._groups: MeshGroups = NO_GROUPS
         self._seat(assignment, plane, groups, aggregators)
 
@@ -237,13 +237,23 @@ class ShardEngine(HeldState):
         sparse = self._plan.optimizer.sparse
         exchange = sparse is None or sparse.exchanges(number, self._last)
         self._owed = update = Update(lr=self._lr, scale=report.scale, exchange=exchange)
+        exchanging = -self._replicas.seconds
         if self._optimizer_bytes is None or sparse is not None:
             self.settle()
             self._optimizer_bytes = self._optimizer_bytes or self._updater.bytes
         noticed = report.noticed
         if noticed is not None and update.exchange:
             noticed = replace(noticed, exchanged=self._updater.exchanged or noticed.exchanged)
-        report = replace(report, committed=True, optimizer_bytes=self._optimizer_bytes or 0, noticed=noticed)
+        # An exchange that is one step late happens while the step computes, and costs it nothing.
+        late = sparse is not None and sparse.delay
+        exchanging = 0.0 if late else exchanging + self._replicas.seconds
+        report = replace(
+            report,
+            committed=True,
+            optimizer_bytes=self._optimizer_bytes or 0,
+            sync_seconds=report.sync_seconds + exchanging,
+            noticed=noticed,
+        )
         self.decided = Decided(number=number, report=report)
         return report
 

@@ -6,14 +6,18 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from distensor.core import Clock
 from distensor.optim.distro.exchange import Alone, Exchange
 
 
 class Replicas:
     """An `Exchange` that goes over another one, which may change between two steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._now: Exchange = Alone()
+        self._clock = clock
+        self.seconds = 0.0
+        """In exchanges so far, waiting for the others included."""
 
     def bind(self, exchange: Exchange) -> None:
         """Use `exchange` from now on."""
@@ -28,7 +32,12 @@ class Replicas:
         return self._now.size
 
     def gather(self, message: bytes) -> Sequence[bytes | None]:
-        return self._now.gather(message)
+        began = self._clock.monotonic()
+        messages = self._now.gather(message)
+        self.seconds += self._clock.monotonic() - began
+        return messages
 
     def mean(self, tensor: Tensor) -> None:
+        began = self._clock.monotonic()
         self._now.mean(tensor)
+        self.seconds += self._clock.monotonic() - began

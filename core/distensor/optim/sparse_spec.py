@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any
 
-from distensor.core.errors import ConfigError
+from distensor.core.errors import ConfigError, UnsupportedOptionError
 from distensor.core.ids import is_valid_name
 from distensor.core.numbers import is_finite
 from distensor.core.update_bytes import CHUNK, check_share
@@ -231,6 +231,12 @@ def parse_sync_options(sync: str, options: Mapping[str, Any] | None) -> SparseSp
         raise ConfigError(f"sync_options={options!r}: expected a dict")
     given = dict(options or {})
     if sync not in tuple(SparseRule):
+        if given and sync == "zero3" and given.keys() & _DEFAULTS[SparseRule.DISTRO].keys():
+            raise UnsupportedOptionError(
+                f"sync='zero3' with sync_options={given!r}: weights that are cut over the replicas and updates that "
+                "replicas exchange do not go together, since each replica needs its own second moment and residual "
+                "whole (decision 10); use sync='distro' with these options, or sync='zero3' without"
+            )
         if given:
             raise ConfigError(f"sync_options={given!r}: sync={sync!r} takes none")
         return None

@@ -25,6 +25,7 @@ class HomeCluster:
     Args:
         nodes: hosts that run a supervisor each, with `workers` workers on the CPU.
         relay: run a relay on the hub's host, of which the hub tells the members.
+        aggregators: by their names, the hosts that run a `distensor aggregator`.
         hub_options, node_options: more of the command line, the nodes' by host.
         environment: more variables for all of them.
     """
@@ -39,6 +40,7 @@ class HomeCluster:
         workers: int = 1,
         hub_options: Sequence[str] = (),
         relay: bool = False,
+        aggregators: Mapping[str, str] | None = None,
         node_options: Mapping[str, Sequence[str]] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -47,12 +49,16 @@ class HomeCluster:
         with self._stack:
             there = f"{net.address(hub)}:{RELAY_PORT}"
             told = ("--relay", there) if relay else ()
-            ready = self._start_hub(hub, len(nodes), (*told, *hub_options))
+            services = aggregators or {}
+            ready = self._start_hub(hub, len(nodes) + len(services), (*told, *hub_options))
             self.trainer_token = str(ready["trainer_token"])
             if relay:
                 self._start_relay(hub, there, ready)
-            for host, token in zip(nodes, ready["node_tokens"], strict=True):
-                self._start_node(host, token, workers, (node_options or {}).get(host, ()))
+            tokens = iter(ready["node_tokens"])
+            for host in nodes:
+                self._start_node(host, next(tokens), workers, (node_options or {}).get(host, ()))
+            for name, host in services.items():
+                self._start_aggregator(host, name, next(tokens))
             self._undo = self._stack.pop_all()
 
     def _start_hub(self, host: str, tokens: int, options: Sequence[str]) -> dict[str, Any]:
@@ -65,6 +71,11 @@ class HomeCluster:
         words = ["distensor", "relay", "--listen", listen, "--json", "--exit-with-stdin"]
         words += ["--hub", ready["address"], "--authority", ready["authority_fingerprint"]]
         self._start(host, "relay", words, "ready", {})
+
+    def _start_aggregator(self, host: str, name: str, token: str) -> None:
+        words = ["distensor", "aggregator", "--state", str(self._folder / name), "--name", name]
+        words += ["--host", self._net.address(host), "--json", "--exit-with-stdin"]
+        self._start(host, name, words, "connected", {"DISTENSOR_JOIN_TOKEN": token})
 
     def _start_node(self, host: str, token: str, workers: int, options: Sequence[str]) -> None:
         state = self._folder / host
