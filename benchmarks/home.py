@@ -2,7 +2,8 @@
 
 Hub, aggregator, three nodes and the trainer each have a network namespace and an access line of their own, by
 `distensor.testing.homenet`: hub and aggregator one of a data centre, the others 100 Mbit/s down, 10 Mbit/s up, 40 ms
-from home to home, 1 % of packets lost. Bytes are those of IP packets on the lines of the nodes. Prints one Markdown table.
+from home to home, 1 % of packets lost. Bytes are those of IP packets on the lines of the nodes. Prints one Markdown
+table.
 """
 
 from __future__ import annotations
