@@ -63,7 +63,8 @@ def _from_fields(fields: dict[str, object]) -> NodeCredential:
 
 
 def save_credential(path: Path, credential: NodeCredential) -> None:
-    """Replace the file in one step, so that a crash leaves the old one or the new one.
+    """Replace the file in one step, so that a crash leaves the old one or the new one. When this returns, the new one
+    survives a loss of power: the hub takes the join token for used up as soon as the credential was shown.
 
     Raises:
         StoreError: the file cannot be written.
@@ -77,5 +78,15 @@ def save_credential(path: Path, credential: NodeCredential) -> None:
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(path)
+        _sync_folder(path.parent)
     except OSError as error:
         raise StoreError(f"credential file {path}: {error.strerror}") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """The name of a new file is on the disk only when its folder is."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
