@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from distensor.comm.outbox import ClaimBook
-from distensor.core.control import Unit
 from distensor.core.ids import Generation
 from distensor.hub import access, jobs, metering, service
 from distensor.hub.machine import HubMachine
@@ -60,19 +59,14 @@ def words_of_an_older_epoch_count(patch: pytest.MonkeyPatch) -> None:
 
 @breaks(Promise.LEDGER)
 def a_claim_that_comes_again_is_credited_again(patch: pytest.MonkeyPatch) -> None:
-    def enter(books: Any, place: Any, unit: Unit, *, claim: bool, hour: int) -> None:
-        whole(books, place, unit, claim=claim, hour=hour)
-        after = books.find_unit(unit.key)
-        if claim and after.state is metering.UnitState.CREDITED:
-            amount = unit.micro_batches * metering.MICRO_PER_MICRO_BATCH
-            debit, credit = metering.trainer_account(place.owner), metering.node_account(place.node_id)
-            books.post(metering.Posting(key=unit.key, debit=debit, credit=credit, amount=amount, hour=hour))
+    def change(self: Any, place: Any, after: Any) -> None:
+        self._known[after.key] = self._changed[after.key] = after
+        self._places[after.key] = place
 
-    def post(self: MemoryBooks, posting: Any) -> None:
-        self._tables.postings[posting.key] = posting
+    def post(self: MemoryBooks, postings: Iterable[Any]) -> None:
+        self._tables.postings |= {posting.key: posting for posting in postings}
 
-    whole = metering._enter
-    patch.setattr(metering, "_enter", enter)
+    patch.setattr(metering._Entering, "_change", change)
     patch.setattr(MemoryBooks, "post", post)
 
 

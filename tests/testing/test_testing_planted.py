@@ -9,7 +9,7 @@ from planted_bugs import BUGS, FINDING, PlantedBug
 
 from distensor.testing.simulation import run
 
-MOST_SEEDS = 12
+MOST_SEEDS = 25
 
 
 def seeds_to_find(bug: PlantedBug, most: int = MOST_SEEDS) -> tuple[int, str]:

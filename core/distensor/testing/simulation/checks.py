@@ -141,7 +141,11 @@ class Checks:
         said = rank.port is None or rank.port in self._ports.get(place, ())
         self.expect(said, Promise.EPOCH, f"rank {place} has port {rank.port}, which its worker never said of it")
 
-    def _on_save_unit(self, unit: UnitRecord) -> None:
+    def _on_save_units(self, units: list[UnitRecord]) -> None:
+        for unit in units:
+            self._on_unit(unit)
+
+    def _on_unit(self, unit: UnitRecord) -> None:
         claims = self._claimed.get(unit.key, set())
         claim = unit.claimed is None or (unit.node_id, unit.claimed) in claims
         self.expect(claim, Promise.OWNER, f"{unit.key} counts as claimed by {unit.node_id}, which never did")
@@ -154,7 +158,11 @@ class Checks:
         self.expect(not gone, Promise.SURVIVES, f"{unit.key} was {before} and is {unit}")
         self.units[unit.key] = unit
 
-    def _on_post(self, posting: Posting) -> None:
+    def _on_post(self, postings: list[Posting]) -> None:
+        for posting in postings:
+            self._on_posting(posting)
+
+    def _on_posting(self, posting: Posting) -> None:
         self.counts["credited"] += 1
         key, unit = posting.key, self.units.get(posting.key)
         self.expect(key not in self.postings, Promise.LEDGER, f"{key} is credited twice")
@@ -281,8 +289,9 @@ class Checks:
         self._audit(books)
 
     def _audit(self, books: Books) -> None:
+        units = books.find_units(self.units)
         for key, unit in self.units.items():
-            found = books.find_unit(key)
+            found = units.get(key)
             self.expect(found == unit, Promise.SURVIVES, f"{unit} comes back as {found}")
         for place, (node_id, _) in self.places.items():
             work = PlaceOfWork(owner=self.owners[place[0]], node_id=node_id)

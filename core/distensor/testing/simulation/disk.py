@@ -6,14 +6,14 @@ import asyncio
 import random
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
-from distensor.core.errors import StoreError
+from distensor.core.errors import ReadOnlyError, StoreError
 from distensor.hub.repository import Books, Store
-from distensor.hub.sqlite_store import SqliteStore
+from distensor.hub.stores.sqlite import SqliteStore
 from distensor.hub.writer import LARGEST_GROUP, RETRY_SECONDS, Outcome, Work, answer, commit
 from distensor.testing.hub_store import MemoryStore
 
@@ -134,8 +134,10 @@ class Written:
 
 _CHANGES = frozenset({
     *("begin_generation", "save_token", "spend_token", "save_node", "insert_job", "update_job", "begin_epoch"),
-    *("save_rank", "save_unit", "post"),
+    *("save_rank", "save_units", "post"),
 })  # fmt: skip
+
+_LISTS = frozenset({"save_units", "post"})
 
 
 class _WatchedBooks:
@@ -151,6 +153,8 @@ class _WatchedBooks:
             return method
 
         def call(*values: Any) -> Any:
+            if name in _LISTS:
+                values = (list(values[0]),)
             result = method(*values)
             self._written.append(Written(name, (*values, result) if name == "begin_generation" else values))
             return result
@@ -195,6 +199,12 @@ class WatchedStore:
             del self._written[before:]
             raise
 
+    def reading(self) -> AbstractContextManager[Books]:
+        return self._store.reading()
+
+    def give_up(self) -> None:
+        self._store.give_up()
+
     def close(self) -> None:
         self._store.close()
 
@@ -227,6 +237,7 @@ class SimulatedWriter:
         self._waiting: list[Work] = []
         self._loop = asyncio.get_running_loop()
         self._busy = False
+        self._trouble = ""
         self.dead = False
 
     def submit(self, run: Callable[[Books], T]) -> asyncio.Future[T]:
@@ -234,6 +245,18 @@ class SimulatedWriter:
         self._waiting.append(Work(run, future))
         self._next()
         return future
+
+    def read(self, run: Callable[[Books], T]) -> asyncio.Future[T]:
+        return self._loop.run_in_executor(None, self._read, run)
+
+    def _read(self, run: Callable[[Books], T]) -> T:
+        with self._store.reading() as books:
+            return run(books)
+
+    def require_writable(self) -> None:
+        """Raises: ReadOnlyError: the last commit failed."""
+        if self._trouble:
+            raise ReadOnlyError(self._trouble)
 
     @property
     def idle(self) -> bool:
@@ -253,11 +276,13 @@ class SimulatedWriter:
             return
         try:
             outcomes = commit(self._store, group)
-        except StoreError:
+        except StoreError as error:
+            self._trouble = str(error)
             self._loop.call_later(RETRY_SECONDS, self._write, group)
         except DiedError:
             self._died()
         else:
+            self._trouble = ""
             self._wrote(len(group))
             self._loop.call_later(self._dice.uniform(0.0, SLOWEST_ANSWER), self._answer, group, outcomes)
 
