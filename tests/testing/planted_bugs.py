@@ -34,20 +34,22 @@ class PlantedBug:
     name: str
     plant: Plant
     breaks: frozenset[Promise]
+    rare: bool
+    """It takes some seeds, or a whole run: looked for in `make soak`."""
 
 
 BUGS: list[PlantedBug] = []
 
 
-def breaks(*promises: Promise) -> Callable[[Plant], Plant]:
+def breaks(*promises: Promise, rare: bool = False) -> Callable[[Plant], Plant]:
     def add(plant: Plant) -> Plant:
-        BUGS.append(PlantedBug(name=plant.__name__, plant=plant, breaks=frozenset(promises)))
+        BUGS.append(PlantedBug(name=plant.__name__, plant=plant, breaks=frozenset(promises), rare=rare))
         return plant
 
     return add
 
 
-@breaks(Promise.EPOCH, Promise.DEFECT)
+@breaks(Promise.EPOCH, Promise.DEFECT, rare=True)
 def words_of_an_older_epoch_count(patch: pytest.MonkeyPatch) -> None:
     def only_of_no_job(self: Any, session: Any, job_id: Any, epoch: Any) -> Any:
         job = self._jobs.get(job_id)
@@ -82,7 +84,7 @@ def the_hub_answers_before_the_commit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HubService, "_apply", apply)
 
 
-@breaks(Promise.GENERATION)
+@breaks(Promise.GENERATION, rare=True)
 def the_generation_is_what_the_clock_says(patch: pytest.MonkeyPatch) -> None:
     def begin(self: HubMachine, **parts: Any) -> None:
         whole(self, **parts)
@@ -106,7 +108,7 @@ def leases_run_by_the_wall_clock(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PartyClock, "monotonic", PartyClock.now)
 
 
-@breaks(Promise.LEASE)
+@breaks(Promise.LEASE, rare=True)
 def a_node_that_is_silent_stays(patch: pytest.MonkeyPatch) -> None:
     def is_connected(self: Membership, node: Any, now: float) -> bool:
         return node.session is not None and node.answered
@@ -133,7 +135,7 @@ def slots_that_are_taken_are_given_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HubMachine, "_used", lambda self: Counter())
 
 
-@breaks(Promise.OWNER)
+@breaks(Promise.OWNER, rare=True)
 def receipts_of_any_trainer_count(patch: pytest.MonkeyPatch) -> None:
     def receivable(books: Any, owner: str, key: Any) -> Any:
         return books.find_place(key.job_id, key.epoch, key.rank)
@@ -163,7 +165,7 @@ def claims_are_answered_before_they_are_booked(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(HubService, "_claim", claim)
 
 
-@breaks(Promise.SURVIVES)
+@breaks(Promise.SURVIVES, rare=True)
 def a_job_that_ended_is_not_written(patch: pytest.MonkeyPatch) -> None:
     def update(self: MemoryBooks, job: Any) -> None:
         if not job.state.ended:
@@ -173,7 +175,7 @@ def a_job_that_ended_is_not_written(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemoryBooks, "update_job", update)
 
 
-@breaks(Promise.SURVIVES, Promise.SLOTS)
+@breaks(Promise.SURVIVES, Promise.SLOTS, rare=True)
 def submissions_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     def submit(self: Any, owner: str, spec: Any, now: float) -> Any:
         self._submissions.clear()
@@ -197,17 +199,17 @@ def members_change_in_the_same_epoch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(jobs, "reconfigured", reconfigured)
 
 
-@breaks(Promise.LIVE)
+@breaks(Promise.LIVE, rare=True)
 def claims_on_their_way_are_not_sent_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClaimBook, "connection_lost", lambda self: None)
 
 
-@breaks(Promise.LIVE)
+@breaks(Promise.LIVE, rare=True)
 def a_job_without_a_trainer_goes_on_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HubMachine, "_overdue", lambda self, job, now: None)
 
 
-@breaks(Promise.EPOCH)
+@breaks(Promise.EPOCH, rare=True)
 def a_request_that_is_repeated_is_another_one(patch: pytest.MonkeyPatch) -> None:
     """One that gets no answer and asks in other words is refused by a hub that has done it."""
 

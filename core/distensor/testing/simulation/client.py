@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import grpc.aio
+
 from distensor.comm import codec
 from distensor.comm.backoff import Backoff
 from distensor.comm.channels import EOF, bearer
@@ -62,8 +64,8 @@ class TrainerClient:
             while True:
                 try:
                     message = await connection.read()
-                except Exception as error:
-                    raise _translated(error) from error
+                except grpc.aio.AioRpcError as error:
+                    raise error_of_status(error.code(), error.details() or "", ADDRESS) from error
                 if message is EOF:
                     return False
                 update = codec.read_update(message)
@@ -73,8 +75,3 @@ class TrainerClient:
                     return True
         finally:
             connection.cancel()
-
-
-def _translated(error: Exception) -> Exception:
-    code = getattr(error, "code", None)
-    return error if code is None else error_of_status(code(), error.details(), ADDRESS)  # type: ignore[attr-defined]  # as grpc's errors have it
