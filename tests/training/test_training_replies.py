@@ -55,7 +55,7 @@ def reply(meta: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None, 
 def test_a_step_is_read() -> None:
     answer = read_step(reply(GOOD), RANKS)
     assert (answer.loss, answer.weight, answer.grad_norm, answer.committed) == (1.5, 8.0, 0.25, True)
-    assert answer.links == (LinkBytes(peer=-1, sent=10), LinkBytes(peer=0, sent=0))
+    assert answer.links == (LinkBytes(peer=-1, sent=10, received=3), LinkBytes(peer=0, sent=0))
     assert answer.memory == RankMemory(weights=8, optimizer=16, peak=32)
     known = {"peer": 0, "sent": 1, "path": "relay", "rtt_ms": 41.5, "rtt_age_s": 2, "line_rate": None}
     (link,) = read_step(reply({**GOOD, "links": [known]}), RANKS).links
