@@ -48,6 +48,7 @@ from distensor.core.control import (
     MeshNode,
     NodeInfo,
     Reconfiguration,
+    TakeOver,
     Topology,
     Unit,
     UnitKey,
@@ -182,6 +183,7 @@ def messages() -> list[Decoder]:
         continues=(Rank(1), None),
         csr_pem="request",
     )
+    taken = TakeOver(job_id=JOB, request="r1", csr_pem="request")
     update = JobUpdate(
         job_id=JOB, state=JobState.RUNNING, epoch=EPOCH, topology=TOPOLOGY, certificate=CERTIFICATE, workers=(CHANGE,)
     )
@@ -196,6 +198,7 @@ def messages() -> list[Decoder]:
         *wire(pb.MeshReply, c.read_mesh, c.write_mesh(mesh)),
         *wire(pb.SubmitJobRequest, c.read_spec, c.write_spec(spec)),
         *wire(pb.ReconfigureJobRequest, c.read_reconfiguration, c.write_reconfiguration(change)),
+        *wire(pb.TakeOverJobRequest, c.read_take_over, c.write_take_over(taken)),
         *wire(pb.JobUpdateMessage, c.read_update, c.write_update(update)),
         *wire(pb.StatementRequest, s.read_query, s.write_query(StatementQuery(since_hour=1, after=ROW, most=10))),
         *wire(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +16,7 @@ from torch import nn
 from distensor.aggregator.words import Hello, read_hello, read_set, write_set
 from distensor.core.distributed import objects
 from distensor.node.ipc import parse_assignment, parse_line, parse_reassignment, parse_topology
+from distensor.node.notebook import parse_note
 from distensor.node.orders import parse_number, parse_plan, parse_step, parse_wanted, split_batches, split_parts
 from distensor.node.pacer import Pacer
 from distensor.node.recovery import parse_resolve
@@ -37,6 +39,7 @@ from distensor.training.checkpoint_shards import read_tensors
 from distensor.training.data_position import DataPosition
 from distensor.training.members import read_status
 from distensor.training.replies import Reply, read_loss, read_step
+from distensor.training.taking_over import read_handed_over
 from distensor.transport import Channel, FrameLimits, Message, Tag
 from distensor.transport.frames import FrameKind, decode_prefix, encode_prefix
 from distensor.transport.local_lanes import _parse as parse_invitation
@@ -188,11 +191,17 @@ def programs(folder: Path) -> list[Decoder]:
     ]
 
 
+HANDED = {"note": {"position": {"epoch": 1}, "run": {}}, "unpaid": [[3, [1, 2, 2]]], "load": {"stages": 1}}
+
+
 def orders() -> list[Decoder]:
     """What a worker hears from the trainer and from its supervisor, and a trainer from its workers."""
 
     def reply(value: Any) -> Reply:
         return Reply(rank=1, who="rank 1 on node 'a'", meta=value, tensors={})
+
+    def handed(value: Any) -> Reply:
+        return dataclasses.replace(reply(value), tensors={"record": torch.ones(2, 4)})
 
     batches = {"0/x": torch.ones(2), "1/x": torch.ones(2)}
     parts = {"program/0": torch.ones(3, dtype=torch.uint8), "weight/0/w": torch.ones(2)}
@@ -214,6 +223,8 @@ def orders() -> list[Decoder]:
         of_json("node.ipc:parse_reassignment", lambda value: parse_reassignment(value, assignment), ASSIGN),
         of_json("node.sharing:parse_share", lambda value: parse_share(value, 4), SHARE),
         of_json("node.recovery:parse_resolve", parse_resolve, RESOLVE),
+        of_json("node.notebook:parse_note", lambda value: parse_note(value, {}), {"note": {"parts": ["a"], "paid": 3}}),
+        of_json("training.taking_over:read_handed_over", lambda value: read_handed_over(handed(value)), HANDED),
         of_json("training.members:read_status", lambda value: read_status(reply(value)), STATUS),
         Decoder(
             name="node.ipc:parse_line",

@@ -14,9 +14,11 @@ from distensor.core.control import (
     Assignment,
     JobState,
     Reconfiguration,
+    TakeOver,
     WorkerState,
 )
 from distensor.core.errors import (
+    AuthenticationError,
     ControlError,
     PlacementError,
     StaleEpochError,
@@ -113,3 +115,21 @@ def test_a_node_that_was_away_meanwhile_hears_of_the_new_epoch_before_its_worker
     kinds = [type(effect.message) for effect in effects if isinstance(effect, Send)]
     assert kinds.index(Assignment) < kinds.index(Release)
     assert [one.continues for _, one in sent(effects, Assignment)] == [2]  # type: ignore[attr-defined]
+
+
+def test_a_trainer_that_was_started_again_goes_on_with_the_same_ranks() -> None:
+    hub = Hub()
+    job_id, first, second = running_job(hub)
+    taken = TakeOver(job_id=job_id, request="again", csr_pem="driver")
+    with pytest.raises(AuthenticationError, match="another trainer"):
+        hub.machine.take_over("somebody", taken, hub.now)
+    epoch, effects = hub.machine.take_over("main", taken, hub.now)
+    assert epoch == 2
+    assigned = [(session, one.rank, one.continues) for session, one in sent(effects, Assignment)]  # type: ignore[attr-defined]
+    assert assigned == [(first, 0, 0), (first, 1, 1), (second, 2, 2), (second, 3, 3)]
+    assert hub.machine.take_over("main", taken, hub.now) == (2, []), "the same request is the same epoch"
+    with pytest.raises(StaleEpochError, match="in epoch 2, not 1"):
+        hub.machine.end("main", job_id, JobState.FAILED, "the trainer before woke up", Epoch(1))
+    assert updates(hub.machine.end("main", job_id, JobState.FINISHED, "", Epoch(2)))[-1].state is JobState.FINISHED
+    with pytest.raises(ControlError, match="is finished"):
+        hub.machine.take_over("main", TakeOver(job_id=job_id, request="late", csr_pem="driver"), hub.now)

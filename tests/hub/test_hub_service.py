@@ -14,8 +14,8 @@ from hub_kit import HubProcess, WordNode, spec, until
 from distensor.comm import HubClient, LinkState
 from distensor.comm.address import HubAddress
 from distensor.core.clock import SYSTEM_CLOCK
-from distensor.core.control import JobState
-from distensor.core.errors import HubUnreachableError
+from distensor.core.control import JobState, TakeOver
+from distensor.core.errors import HubUnreachableError, JobHeldError
 from distensor.hub.app import HubConfig, Ready, run_hub
 from distensor.hub.machine import Patience
 from distensor.hub.stores.books import SqlBooks
@@ -128,3 +128,33 @@ async def test_a_hub_that_stands_still_is_noticed_and_taken_back(tmp_path: Path)
     linking.cancel()
     await asyncio.gather(linking, return_exceptions=True)
     assert hub.stop() == 0
+
+
+async def test_a_job_is_taken_over_once_its_trainer_is_gone(tmp_path: Path) -> None:
+    hub = Hub(tmp_path / "hub")
+    ready = await hub.ready()
+    node = WordNode("atlas-1", ready.node_tokens[0], tmp_path / "n.json")
+    linking = asyncio.create_task(node.link.run())
+    with HubClient(ready.trainer_token) as again:
+        with HubClient(ready.trainer_token) as before:
+            await until(lambda: node.connected)
+            job_id, _ = await asyncio.to_thread(before.submit_job, spec())
+            watch = before.watch_job(job_id)
+            assert (await asyncio.to_thread(next, watch)).job_id == job_id
+            taken = TakeOver(job_id=job_id, request="again", csr_pem=spec().csr_pem)
+            with pytest.raises(JobHeldError, match="its trainer is connected"):
+                await asyncio.to_thread(again.take_over_job, taken)
+        assert await asyncio.wait_for(asyncio.to_thread(taken_over, again, taken), 20) == 2
+    linking.cancel()
+    await asyncio.gather(linking, return_exceptions=True)
+    hub.stop.set()
+    await asyncio.wait_for(hub.task, 10)
+
+
+def taken_over(client: HubClient, taken: TakeOver) -> int:
+    """The epoch, once the hub has noticed that the trainer before is gone."""
+    while True:
+        try:
+            return client.take_over_job(taken)[0]
+        except JobHeldError:
+            SYSTEM_CLOCK.sleep(0.01)

@@ -58,7 +58,7 @@ class Hub:
                 raise update
             yield update
 
-    def end_job(self, job_id: JobId, state: JobState, reason: str = "") -> None:
+    def end_job(self, job_id: JobId, state: JobState, reason: str = "", epoch: Epoch | None = None) -> None:
         if self.away:
             raise HubUnreachableError("away")
         self.ended.append((state, reason))

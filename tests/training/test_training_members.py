@@ -12,8 +12,8 @@ from distensor.core import ParallelConfig, RankLayout
 from distensor.core.errors import PlacementError, StateLostError, WorkerFailedError, WorkerLostError
 from distensor.core.regrouping import Regrouping
 from distensor.testing.clock import FakeClock
-from distensor.training.connection import MembersMissingError
 from distensor.training.members import NO_HOPE, Membership, Share, Status, read_status, settlement
+from distensor.training.next_epoch import MembersMissingError
 from distensor.training.replies import Reply
 from distensor.transport.driver import Command
 

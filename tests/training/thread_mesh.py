@@ -186,6 +186,7 @@ class ThreadSession:
     """What `Session` is to a trainer: every job gets the same planes."""
 
     clock, client = SYSTEM_CLOCK, _Hub()
+    leaves_workers = False
 
     def __init__(self, planes: Mapping[int, DataPlane]) -> None:
         self.planes = planes

@@ -15,9 +15,10 @@ from distensor.comm.channels import MAX_UNITS_PER_MESSAGE, bearer, open_channel
 from distensor.comm.failures import UNREACHABLE, error_of_status
 from distensor.comm.tokens import Role, decode_token
 from distensor.core.clock import SYSTEM_CLOCK, Clock
-from distensor.core.control import JobSpec, JobState, JobUpdate, Mesh, Reconfiguration, Unit
+from distensor.core.control import JobSpec, JobState, JobUpdate, Mesh, Reconfiguration, TakeOver, Unit
 from distensor.core.errors import AuthenticationError, ControlError, HubUnreachableError
 from distensor.core.ids import Epoch, JobId
+from distensor.core.parallel import ParallelConfig
 from distensor.proto import control_pb2 as pb
 from distensor.proto.control_pb2_grpc import ControlStub
 
@@ -69,14 +70,31 @@ class HubClient:
         """
         return Epoch(self._call("ReconfigureJob", codec.write_reconfiguration(change)).epoch)
 
+    def take_over_job(self, taken: TakeOver) -> tuple[Epoch, ParallelConfig]:
+        """Begin an epoch of the same ranks with this process as their trainer; returns it and their mesh. The same
+        `taken.request` sent again is the same epoch.
+
+        Raises:
+            JobHeldError: the hub hears the job's trainer.
+            AuthenticationError: the job is another account's.
+            ControlError: there is no such job, or it has ended.
+        """
+        reply = self._call("TakeOverJob", codec.write_take_over(taken))
+        return Epoch(reply.epoch), codec.read_parallel(reply.parallel)
+
     def report_units(self, units: Sequence[Unit]) -> None:
         """Give receipts for finished units; returns when they are in the hub's books."""
         for start in range(0, len(units), MAX_UNITS_PER_MESSAGE):
             part = units[start : start + MAX_UNITS_PER_MESSAGE]
             self._call("ReportUnits", codec.write_receipts(part))
 
-    def end_job(self, job_id: JobId, state: JobState, reason: str = "") -> None:
-        self._call("EndJob", codec.write_end(job_id, state, reason))
+    def end_job(self, job_id: JobId, state: JobState, reason: str = "", epoch: Epoch | None = None) -> None:
+        """End a job; `epoch` is the one that the caller is in.
+
+        Raises:
+            StaleEpochError: another trainer has taken the job over since.
+        """
+        self._call("EndJob", codec.write_end(job_id, state, reason, epoch))
 
     def watch_job(self, job_id: JobId) -> Iterator[JobUpdate]:
         """The job's present state and every change until it has ended or this client is closed.

@@ -24,6 +24,7 @@ from distensor.core.control import (
     MeshNode,
     NodeInfo,
     Reconfiguration,
+    TakeOver,
     Topology,
     Unit,
     UnitKey,
@@ -430,6 +431,18 @@ def read_reconfiguration(message: pb.ReconfigureJobRequest) -> Reconfiguration:
     )
 
 
+def write_take_over(taken: TakeOver) -> pb.TakeOverJobRequest:
+    return pb.TakeOverJobRequest(job_id=taken.job_id, request=taken.request, csr_pem=taken.csr_pem)
+
+
+def read_take_over(message: pb.TakeOverJobRequest) -> TakeOver:
+    return TakeOver(
+        job_id=JobId(read_name(message.job_id, "job_id")),
+        request=read_name(message.request, "request"),
+        csr_pem=read_text(message.csr_pem, "csr", LONGEST_PEM),
+    )
+
+
 def write_update(update: JobUpdate) -> pb.JobUpdateMessage:
     return pb.JobUpdateMessage(
         job_id=update.job_id,
@@ -462,8 +475,8 @@ def write_watch(job_id: JobId) -> pb.WatchJobRequest:
     return pb.WatchJobRequest(job_id=job_id)
 
 
-def write_end(job_id: JobId, state: JobState, reason: str) -> pb.EndJobRequest:
-    return pb.EndJobRequest(job_id=job_id, state=state.value, reason=reason[:LONGEST_TEXT])
+def write_end(job_id: JobId, state: JobState, reason: str, epoch: Epoch | None = None) -> pb.EndJobRequest:
+    return pb.EndJobRequest(job_id=job_id, state=state.value, reason=reason[:LONGEST_TEXT], epoch=epoch or 0)
 
 
 def read_job_state(text: str) -> JobState:

@@ -11,6 +11,7 @@ from distensor.core.errors import (
     DistensorError,
     HubProtocolError,
     HubUnreachableError,
+    JobHeldError,
     PlacementError,
     StaleEpochError,
     StoreError,
@@ -23,6 +24,7 @@ _FROM_STATUS: dict[grpc.StatusCode, type[ControlError]] = {
     grpc.StatusCode.PERMISSION_DENIED: AuthenticationError,
     grpc.StatusCode.FAILED_PRECONDITION: PlacementError,
     grpc.StatusCode.ABORTED: StaleEpochError,
+    grpc.StatusCode.ALREADY_EXISTS: JobHeldError,
     grpc.StatusCode.NOT_FOUND: ControlError,
 }
 
@@ -30,6 +32,7 @@ _TO_STATUS: list[tuple[type[DistensorError], grpc.StatusCode]] = [
     (AuthenticationError, grpc.StatusCode.UNAUTHENTICATED),
     (PlacementError, grpc.StatusCode.FAILED_PRECONDITION),
     (StaleEpochError, grpc.StatusCode.ABORTED),
+    (JobHeldError, grpc.StatusCode.ALREADY_EXISTS),
     (HubProtocolError, grpc.StatusCode.INVALID_ARGUMENT),
     (ControlError, grpc.StatusCode.NOT_FOUND),
     (StoreError, grpc.StatusCode.UNAVAILABLE),  # for now: the disk is full, the database is away

@@ -17,9 +17,10 @@ from distensor.comm.channels import EOF, MAX_UNITS_PER_MESSAGE, SERVER_OPTIONS
 from distensor.comm.failures import status_of_error
 from distensor.comm.messages import HubToNode, NodeToHub, Register, Rejected
 from distensor.comm.stream_codec import read_node_message, write_hub_message
-from distensor.core.control import JobSpec, JobState, JobUpdate, Mesh, Reconfiguration, Unit
+from distensor.core.control import JobSpec, JobState, JobUpdate, Mesh, Reconfiguration, TakeOver, Unit
 from distensor.core.errors import AuthenticationError, ControlError, DistensorError, HubProtocolError
 from distensor.core.ids import Epoch, JobId
+from distensor.core.parallel import ParallelConfig
 from distensor.core.statement import Statement, StatementQuery, UnitsPage, UnitsQuery
 from distensor.proto import control_pb2 as pb
 from distensor.proto.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
@@ -95,11 +96,15 @@ class ControlService(Protocol):
 
     async def reconfigure_job(self, who: Principal, change: Reconfiguration) -> Epoch: ...
 
+    async def take_over_job(self, who: Principal, taken: TakeOver) -> tuple[Epoch, ParallelConfig]: ...
+
     def watch_job(self, who: Principal, job_id: JobId) -> AsyncIterator[JobUpdate]: ...
 
     async def report_units(self, who: Principal, units: Sequence[Unit]) -> None: ...
 
-    async def end_job(self, who: Principal, job_id: JobId, state: JobState, reason: str) -> None: ...
+    async def end_job(
+        self, who: Principal, job_id: JobId, state: JobState, reason: str, epoch: Epoch | None
+    ) -> None: ...
 
     async def statement(self, who: Principal, query: StatementQuery) -> Statement: ...
 
@@ -174,6 +179,12 @@ class Servicer(ControlServicer):
             epoch = await self._service.reconfigure_job(who, codec.read_reconfiguration(request))
             return pb.ReconfigureJobReply(epoch=epoch)
 
+    async def TakeOverJob(self, request: pb.TakeOverJobRequest, context: Any) -> pb.TakeOverJobReply:
+        async with _answering(context):
+            who = await self._recognise(context)
+            epoch, parallel = await self._service.take_over_job(who, codec.read_take_over(request))
+            return pb.TakeOverJobReply(epoch=epoch, parallel=codec.write_parallel(parallel))
+
     async def WatchJob(self, request: pb.WatchJobRequest, context: Any) -> AsyncIterator[pb.JobUpdateMessage]:
         async with _answering(context):
             who = await self._recognise(context)
@@ -193,7 +204,8 @@ class Servicer(ControlServicer):
             who = await self._recognise(context)
             state = codec.read_job_state(request.state)
             job_id = JobId(codec.read_name(request.job_id, "job_id"))
-            await self._service.end_job(who, job_id, state, codec.read_text(request.reason, "reason"))
+            epoch = Epoch(request.epoch) if request.epoch else None
+            await self._service.end_job(who, job_id, state, codec.read_text(request.reason, "reason"), epoch)
             return pb.EndJobReply()
 
     async def Statement(self, request: pb.StatementRequest, context: Any) -> pb.StatementReply:

@@ -272,6 +272,18 @@ class Reconfiguration:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TakeOver:
+    """What a trainer asks of the hub when it goes on with a job whose trainer has ended.
+
+    `request` makes it idempotent: the same one sent twice is one new epoch.
+    """
+
+    job_id: JobId
+    request: str
+    csr_pem: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
     """One rank of one epoch of a job, given to one device of a node."""
 

@@ -139,6 +139,10 @@ class StaleEpochError(ControlError):
     """A message of an older membership of the job."""
 
 
+class JobHeldError(ControlError):
+    """The job has a trainer that the hub hears: no other one may take it over."""
+
+
 class JobError(DistensorError):
     """Something went wrong in a running job."""
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import sys
 import traceback
 from contextlib import closing
+from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from distensor.core.clock import SYSTEM_CLOCK
 from distensor.core.commandline import UsageParser, stop_when_told
 from distensor.core.errors import ConfigError, ControlError, DistensorError, StoreError, SupersededError
 from distensor.hub.app import HubConfig, Ready, run_hub
+from distensor.hub.machine import DEFAULT_PATIENCE
 from distensor.hub.state_directory import StateDirectory
 from distensor.hub.stores.address import PASSWORD_VARIABLE, DatabaseAddress, parse_database
 from distensor.hub.stores.archives import open_archive
@@ -28,6 +31,7 @@ from distensor.hub.tokens import make_node_tokens
 DEFAULT_LISTEN = "127.0.0.1:50051"
 MOST_TOKENS = 1000
 DATABASE_VARIABLE = "DISTENSOR_DATABASE"
+LONGEST_WAIT = 7 * 86400.0
 
 
 class Exit(IntEnum):
@@ -85,6 +89,16 @@ def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) > MOST_TOKENS:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 0 to {MOST_TOKENS}")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 1 <= seconds <= LONGEST_WAIT:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected seconds from 1 to {LONGEST_WAIT:.0f}")
+    return seconds
 
 
 def _relay_address(text: str) -> str:
@@ -153,6 +167,14 @@ def _hub_parser() -> argparse.ArgumentParser:
         "--node-tokens", type=_count, metavar="N", help="make N join tokens for nodes (1 when there is no node yet)"
     )
     parser.add_argument(
+        "--trainer-gone",
+        type=_seconds,
+        default=DEFAULT_PATIENCE.trainer_gone,
+        metavar="SECONDS",
+        help="how long workers wait, with what they hold, for a trainer that has vanished "
+        f"({DEFAULT_PATIENCE.trainer_gone:.0f})",
+    )
+    parser.add_argument(
         "--exit-with-stdin", action="store_true", help="end when standard input does (for programs that start a hub)"
     )
     return parser
@@ -212,6 +234,7 @@ def _hub(options: argparse.Namespace) -> int:
         advertise=options.advertise,
         node_tokens=options.node_tokens,
         relay=options.relay or "",
+        patience=replace(DEFAULT_PATIENCE, trainer_gone=options.trainer_gone),
     )
     asyncio.run(_run(config, as_json=options.json, exit_with_stdin=options.exit_with_stdin))
     return Exit.OK

@@ -24,6 +24,7 @@ from distensor.core.control import (
     Mesh,
     NodeInfo,
     Reconfiguration,
+    TakeOver,
     WorkerChange,
     WorkerReady,
     WorkerState,
@@ -57,7 +58,8 @@ class Patience:
     silent_heartbeats: int = 3
     node_gone: float = 30.0
     workers_ready: float = 120.0
-    trainer_gone: float = 120.0
+    trainer_gone: float = 300.0
+    """The workers of a job keep what they hold for so long after its trainer was last heard of."""
 
     @property
     def silence(self) -> float:
@@ -330,6 +332,19 @@ class HubMachine:
         job = jobs.reconfigured(before, change, self._places_of_new(before, change, now), certificate)
         return job.epoch, self._regroup(before, job, now)
 
+    def take_over(self, owner: str, taken: TakeOver, now: float) -> tuple[Epoch, list[Effect]]:
+        """Begin an epoch of the same ranks for a trainer that was started again. Raises as `reconfigure` does."""
+        job = self.job_of(owner, taken.job_id)
+        change = Reconfiguration(
+            job_id=job.job_id,
+            request=taken.request,
+            epoch=job.epoch,
+            parallel=job.parallel,
+            continues=tuple(rank.rank for rank in job.ranks),
+            csr_pem=taken.csr_pem,
+        )
+        return self.reconfigure(owner, change, now)
+
     def _places_of_new(self, job: JobRecord, change: Reconfiguration, now: float) -> tuple[Place, ...]:
         """Slots of ranks that do not go on count as free: their workers end now."""
         new = [Rank(rank) for rank, before in enumerate(change.continues) if before is None]
@@ -384,16 +399,19 @@ class HubMachine:
         if job_id in self._trainer_heard:
             self._trainer_heard[job_id] = now
 
-    def end(self, owner: str, job_id: JobId, state: JobState, reason: str) -> list[Effect]:
-        """End a job; ending it again changes nothing.
+    def end(self, owner: str, job_id: JobId, state: JobState, reason: str, epoch: Epoch | None = None) -> list[Effect]:
+        """End a job; ending it again changes nothing. `epoch`: the one that its trainer is in, where it says so.
 
         Raises:
             ControlError, AuthenticationError: as `job_of`.
             ConfigError: `state` is no end.
+            StaleEpochError: another trainer has taken the job over since.
         """
         if not state.ended:
             raise ConfigError(f"end_job(state={state.value!r}): expected finished, failed or cancelled")
         job = self.job_of(owner, job_id)
+        if epoch is not None and epoch < job.epoch and not job.state.ended:
+            raise StaleEpochError(f"job {job_id} is in epoch {job.epoch}, not {epoch}")
         return [] if job.state.ended else self._finish(jobs.ended(job, state, reason))
 
     def _fail(self, job: JobRecord, reason: str) -> list[Effect]:

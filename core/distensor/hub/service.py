@@ -12,9 +12,20 @@ from distensor.comm.messages import Claims, ClaimsAnswer, Goodbye, Heartbeat, No
 from distensor.comm.server import Bearer, NodeSession, Principal
 from distensor.comm.tokens import Role
 from distensor.core.clock import Clock
-from distensor.core.control import JobSpec, JobState, JobUpdate, Mesh, Reconfiguration, Unit, WorkerChange, WorkerReady
-from distensor.core.errors import AuthenticationError, ConfigError, HubProtocolError
+from distensor.core.control import (
+    JobSpec,
+    JobState,
+    JobUpdate,
+    Mesh,
+    Reconfiguration,
+    TakeOver,
+    Unit,
+    WorkerChange,
+    WorkerReady,
+)
+from distensor.core.errors import AuthenticationError, ConfigError, HubProtocolError, JobHeldError
 from distensor.core.ids import Epoch, JobId, NodeId
+from distensor.core.parallel import ParallelConfig
 from distensor.core.statement import Statement, StatementQuery, UnitsPage, UnitsQuery, hour_of
 from distensor.hub import access
 from distensor.hub.effects import (
@@ -39,6 +50,8 @@ from distensor.hub.writer import Writes
 T = TypeVar("T")
 
 TICK_SECONDS = 0.5
+RETURN_SECONDS = 6.0
+"""How long a hub that has just begun leaves the trainers of its jobs to come back, before others take them over."""
 _SAVES = (SaveNode, SaveJob, SaveRank, SpendToken)
 
 
@@ -65,6 +78,8 @@ class HubService:
         self._clock = clock
         self._mint = mint
         self._log = log
+        self._since = clock.monotonic()
+        self._followed: set[JobId] = set()
         self._sessions: dict[SessionId, NodeSession] = {}
         self._ids: dict[NodeSession, SessionId] = {}
         self._next_session = 0
@@ -220,9 +235,22 @@ class HubService:
         await self._apply(effects)
         return epoch
 
+    async def take_over_job(self, who: Principal, taken: TakeOver) -> tuple[Epoch, ParallelConfig]:
+        owner = _require_trainer(who)
+        job = self._machine.job_of(owner, taken.job_id)
+        here = self._watchers.count(job.job_id) > 0
+        young = self._clock.monotonic() - self._since < RETURN_SECONDS and job.job_id not in self._followed
+        if job.request != taken.request and (here or young):
+            why = "its trainer is connected" if here else "this hub has just begun, and its trainer may still come back"
+            raise JobHeldError(f"job {job.job_id}: {why}; end that process, then take the job over")
+        epoch, effects = self._machine.take_over(owner, taken, self._clock.monotonic())
+        await self._apply(effects)
+        return epoch, job.parallel
+
     async def watch_job(self, who: Principal, job_id: JobId) -> AsyncIterator[JobUpdate]:
         owner = _require_trainer(who)
         job = self._machine.job_of(owner, job_id)
+        self._followed.add(job_id)
         with self._watchers.watch(job_id) as updates:
             # Goes through the deliveries, so that a watcher never sees what is not committed yet.
             self._apply([self._machine.update(job)])
@@ -255,10 +283,12 @@ class HubService:
         for job_id in {unit.key.job_id for unit in units}:
             self._machine.heard_trainer(job_id, self._clock.monotonic())
 
-    async def end_job(self, who: Principal, job_id: JobId, state: JobState, reason: str) -> None:
+    async def end_job(
+        self, who: Principal, job_id: JobId, state: JobState, reason: str, epoch: Epoch | None = None
+    ) -> None:
         owner = _require_trainer(who)
         try:
-            effects = self._machine.end(owner, job_id, state, reason)
+            effects = self._machine.end(owner, job_id, state, reason, epoch)
         except ConfigError as error:
             raise HubProtocolError(str(error)) from error
         await self._apply(effects)

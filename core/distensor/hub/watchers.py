@@ -28,6 +28,10 @@ class Watchers:
             if not self._queues[job_id]:
                 del self._queues[job_id]
 
+    def count(self, job_id: JobId) -> int:
+        """How many watch the job now."""
+        return len(self._queues.get(job_id, ()))
+
     def publish(self, update: JobUpdate) -> None:
         for queue in self._queues.get(update.job_id, ()):
             if queue.full():

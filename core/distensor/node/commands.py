@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from distensor.core import Clock
+from distensor.core.digests import programs_digest
 from distensor.core.errors import ConfigError, ProgramRejectedError
 from distensor.node.faults import FaultPhase
+from distensor.node.notebook import Notebook, parse_note
 from distensor.node.snapshots import restore, take_snapshot
 from distensor.transport.driver import Command
 
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
     from distensor.transport import DataPlane
 
 
-_OF_THE_EPOCH = frozenset({Command.LOAD, Command.STATUS, Command.SHARE, Command.RESOLVE, Command.DIGEST})
+_OF_THE_EPOCH = frozenset(
+    {Command.LOAD, Command.STATUS, Command.SHARE, Command.RESOLVE, Command.DIGEST, Command.TAKE_OVER}
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +75,7 @@ class Commands:
         self._meter = meter
         self._reach = reach
         self._loaded = Loaded()
+        self._notebook = Notebook()
         self._in_hand: _StepInHand | None = None
         self._after_reply: Callable[[], None] | None = None
 
@@ -101,7 +106,7 @@ class Commands:
         from distensor.node.recovery import finite, report_fields
 
         if command in _OF_THE_EPOCH:
-            return self._begin_epoch(engine, command, sequence, meta, tensors), {}
+            return self._of_the_epoch(engine, command, sequence, meta, tensors)
         engine.require_load()
         self._progress.worked()
         match command:
@@ -132,6 +137,18 @@ class Commands:
                 return {}, {}
             case _:
                 raise ConfigError(f"command {command.value!r} has no place in the sequence of commands")
+
+    def _of_the_epoch(
+        self,
+        engine: ShardEngine,
+        command: Command,
+        sequence: int,
+        meta: Mapping[str, Any],
+        tensors: dict[str, Tensor],
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        if command is Command.TAKE_OVER:
+            return self._hand_over(engine)
+        return self._begin_epoch(engine, command, sequence, meta, tensors), {}
 
     def _begin_epoch(
         self,
@@ -166,7 +183,7 @@ class Commands:
         tensors.clear()  # the engine lets go of each stage's once it has copied them
         plan = parse_plan(meta)
         engine.load(plan, programs, weights)
-        self._loaded = Loaded(meta=meta, programs=programs)
+        self._loaded, self._notebook = Loaded(meta=meta, programs=programs), Notebook()
         self._progress.loaded(engine.own_stages, plan.sync.value, engine.trained_elements)
         return {"stages": engine.own_stages}
 
@@ -175,7 +192,9 @@ class Commands:
     ) -> dict[str, Any]:
         from distensor.node.orders import parse_step, split_batches
 
-        order, batches = parse_step(meta), split_batches(meta, tensors)
+        order, note = parse_step(meta), parse_note(meta, tensors)
+        batches = split_batches(meta, tensors)
+        self._notebook.begin(order.step, note)
         own = self._assignment
         self._in_hand = _StepInHand(order=order, micro_batches=len(batches), epoch=own.epoch, rank=own.rank)
         report = engine.step(sequence, batches, order.lr, order.pace, order.step, order.total_steps)
@@ -183,6 +202,7 @@ class Commands:
 
     def _answer(self, engine: ShardEngine, hand: _StepInHand, report: StepReport) -> dict[str, Any]:
         if report.committed:
+            self._notebook.commit(hand.order.step, report)
             self._after_reply = lambda: self._settle(engine, hand, report)
         from distensor.node.recovery import report_fields
 
@@ -210,11 +230,28 @@ class Commands:
         if rank in order.joiners:
             self._progress.loading()
             plan, programs = take(engine, plane, order, sequence, self._assignment.memory_limit)
-            self._loaded = Loaded(meta=plan, programs=programs)
+            self._loaded, self._notebook = Loaded(meta=plan, programs=programs), Notebook()
             self._progress.loaded(engine.own_stages, str(plan.get("sync")), engine.trained_elements)
         elif rank in order.sources:
             give(engine, self._loaded.meta, self._loaded.programs, plane, rank, order, sequence)
         return {"digest": digest(engine)} if rank in (*order.joiners, *order.sources) else {}
+
+    def _hand_over(self, engine: ShardEngine) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """To a driver that goes on in the place of another: how far this rank got, and what the other one left here."""
+        from distensor.node.recovery import status_of
+
+        done, hand = engine.decided, self._in_hand
+        step = 0 if done is None else done.number
+        report = None if done is None else done.report
+        if report is not None and hand is not None and hand.order.step == step and hand.micro_batches:
+            self._answer(engine, hand, report)  # the other driver did not hear of it: it is settled and claimed now
+        words, tensors = self._notebook.answer(step)
+        return {
+            **status_of(engine),
+            **words,
+            "load": dict(self._loaded.meta),
+            "programs": programs_digest(self._loaded.programs),
+        }, tensors
 
     def _settle(self, engine: ShardEngine, hand: _StepInHand, report: StepReport) -> None:
         """What all ranks have decided is done here, then claimed, once."""

@@ -54,6 +54,11 @@ class ControlStub:
                 request_serializer=distensor_dot_proto_dot_control__pb2.ReconfigureJobRequest.SerializeToString,
                 response_deserializer=distensor_dot_proto_dot_control__pb2.ReconfigureJobReply.FromString,
                 _registered_method=True)
+        self.TakeOverJob = channel.unary_unary(
+                '/distensor.v1.Control/TakeOverJob',
+                request_serializer=distensor_dot_proto_dot_control__pb2.TakeOverJobRequest.SerializeToString,
+                response_deserializer=distensor_dot_proto_dot_control__pb2.TakeOverJobReply.FromString,
+                _registered_method=True)
         self.WatchJob = channel.unary_stream(
                 '/distensor.v1.Control/WatchJob',
                 request_serializer=distensor_dot_proto_dot_control__pb2.WatchJobRequest.SerializeToString,
@@ -106,6 +111,13 @@ class ControlServicer:
 
     def ReconfigureJob(self, request, context):
         """A new membership of a running job: fewer, more or other ranks. Idempotent by `request`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TakeOverJob(self, request, context):
+        """A trainer that was started again takes over a job of its own: a new membership of the same ranks. Idempotent by `request`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -167,6 +179,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.ReconfigureJob,
                     request_deserializer=distensor_dot_proto_dot_control__pb2.ReconfigureJobRequest.FromString,
                     response_serializer=distensor_dot_proto_dot_control__pb2.ReconfigureJobReply.SerializeToString,
+            ),
+            'TakeOverJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeOverJob,
+                    request_deserializer=distensor_dot_proto_dot_control__pb2.TakeOverJobRequest.FromString,
+                    response_serializer=distensor_dot_proto_dot_control__pb2.TakeOverJobReply.SerializeToString,
             ),
             'WatchJob': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchJob,
@@ -302,6 +319,33 @@ class Control:
             '/distensor.v1.Control/ReconfigureJob',
             distensor_dot_proto_dot_control__pb2.ReconfigureJobRequest.SerializeToString,
             distensor_dot_proto_dot_control__pb2.ReconfigureJobReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeOverJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/distensor.v1.Control/TakeOverJob',
+            distensor_dot_proto_dot_control__pb2.TakeOverJobRequest.SerializeToString,
+            distensor_dot_proto_dot_control__pb2.TakeOverJobReply.FromString,
             options,
             channel_credentials,
             insecure,

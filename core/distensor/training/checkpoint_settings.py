@@ -91,6 +91,15 @@ def warn_of_changes(resumed: Resumed, own: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def check_settings(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise ConfigError with all in which the running job was told other settings than this script has."""
+    differ = [key for key in sorted((saved.keys() | own.keys()) - FREE) if saved and saved.get(key) != own.get(key)]
+    changed = [key for key in differ if key != "lr_schedule"]
+    if changed:
+        lines = "; ".join(f"{key} is {own.get(key)!r} here and {saved.get(key)!r} there" for key in changed)
+        raise ConfigError(f"the job cannot be taken over: {lines}. Start the same script again, or end the job")
+
+
 def resumed_lr(saved: Mapping[str, Any], first_lr: float) -> float:
     """The learning rate to go on with.
 

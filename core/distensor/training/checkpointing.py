@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,19 @@ FAILED_SECONDS = 10.0
 """How long a save may go on when the job has failed; where the workers are gone it fails at once."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeedStart:
+    """Where the data of a `fit` goes on; at its beginning where there is no position."""
+
+    position: Mapping[str, Any] | None
+    states: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, saved: Saved) -> FeedStart:
+        """Where a checkpoint was made."""
+        return cls(position=saved.manifest.position, states=states_of(saved))
+
+
 class Feed:
     """The data of one `fit`, from its beginning or from where it was interrupted.
 
@@ -41,24 +55,24 @@ class Feed:
         ConfigError, CheckpointError: the data is not that of the checkpoint.
     """
 
-    def __init__(self, data: Iterable[Any], resumed: Saved | None = None) -> None:
+    def __init__(self, data: Iterable[Any], begin: FeedStart | None = None) -> None:
         self.data = TrackedData(data)
         self.steps = 0
-        if resumed is not None and resumed.manifest.position is not None:
-            position = DataPosition.from_json(resumed.manifest.position)
-            self.data.resume_at(position, states_of(resumed))
+        if begin is not None and begin.position is not None:
+            position = DataPosition.from_json(begin.position)
+            self.data.resume_at(position, {name: state.clone() for name, state in begin.states.items()})
             self.steps = position.steps
-        self._running = True
+        self.running = True
 
     def __enter__(self) -> Feed:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._running = False
+        self.running = False
 
     def after_step(self) -> Feed | None:
         """To be called after each step. None once the `fit` is over: the step's batch was not one of this data."""
-        if not self._running:
+        if not self.running:
             return None
         self.steps += 1
         self.data.mark()
@@ -70,6 +84,11 @@ class Feed:
         if self.data.epoch >= epochs or (left is not None and left < 1):
             return iter(())
         return windows(self.data, epochs=epochs - self.data.epoch, accumulate=accumulate, max_steps=left)
+
+    def coming(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Position and states as they are once the step in hand is committed."""
+        position, states = self.data.coming(self.steps + 1)
+        return position.to_json(), states
 
     def position(self) -> dict[str, Any]:
         return self.data.position(self.steps).to_json()
@@ -154,6 +173,12 @@ class Checkpointing:
         assert self._saver.last is not None, "it did not fail"
         return self._saver.last.path
 
+    def go_on(self) -> None:
+        """The run goes on from somewhere else than its checkpoints, which are its own all the same. Raises
+        StoreError."""
+        self._saver.prepare()
+        self._claimed = True
+
     def load(
         self,
         step: int | None,
@@ -230,6 +255,11 @@ def restore_global_rng(saved: Saved) -> None:
     states = states_of(saved)
     if not states:
         raise CheckpointError(f"{saved.path} holds no random number states")
+    restore_now(states)
+
+
+def restore_now(states: Mapping[str, Tensor]) -> None:
+    """The generators of this process, but not those of a loader. Raises CheckpointError."""
     restore_rng(
         {
             name.partition("/")[2]: state

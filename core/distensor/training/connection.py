@@ -23,8 +23,6 @@ from distensor.core.control import (
 from distensor.core.errors import (
     DistensorError,
     FrameError,
-    HandshakeError,
-    JobFailedError,
     PeerLostError,
     ProgramRejectedError,
     TransportError,
@@ -34,6 +32,7 @@ from distensor.core.errors import (
 from distensor.core.regrouping import Regrouping
 from distensor.training.dialing import DEFAULT_DIALING, Dialing, dial, frame_limits
 from distensor.training.job_watch import JobHub, JobWatch, wait_until_running
+from distensor.training.next_epoch import check_members, meet, wait_for_members
 from distensor.training.replies import Reply
 from distensor.training.snapshot_reading import SnapshotReader
 from distensor.transport import (
@@ -67,14 +66,6 @@ NOTICE_SECONDS = 0.5
 """How long to look for the rank that is gone, where at first only ranks are known that left because of it."""
 
 _LEAVING = frozenset({WorkerState.DRAINING, WorkerState.EXITED, WorkerState.BACKOFF, WorkerState.BROKEN})
-
-
-class MembersMissingError(WorkerLostError):
-    """Ranks of the next epoch that do not get ready. `ranks` are numbers of that epoch."""
-
-    def __init__(self, ranks: frozenset[int], reason: str) -> None:
-        super().__init__(reason)
-        self.ranks = ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -388,18 +379,8 @@ class JobConnection:
         latest = self._watch.latest
         if latest is None or latest.epoch != self._asked.epoch:
             return False
-        self._check_next(latest)
+        check_members(latest)
         return latest.state is not JobState.PLACED
-
-    def _check_next(self, update: JobUpdate) -> None:
-        down = {
-            int(change.rank): change.reason
-            for change in update.workers
-            if change.state in (WorkerState.EXITED, WorkerState.BROKEN, WorkerState.DRAINING)
-        }
-        if down and update.state is JobState.PLACED:
-            said = "; ".join(f"rank {rank}: {reason or 'no reason given'}" for rank, reason in sorted(down.items()))
-            raise MembersMissingError(frozenset(down), f"epoch {update.epoch} lacks {said}")
 
     def enter_next(self, timeout: float) -> None:
         """Wait until the ranks of the epoch that was asked for are ready, part from the present ones and meet those.
@@ -408,34 +389,15 @@ class JobConnection:
             MembersMissingError: ranks that are not ready in time, or cannot be met.
             JobFailedError: the hub has ended the job.
         """
-        epoch = self._asked.epoch
-
-        def told(update: JobUpdate) -> bool:
-            if update.epoch != epoch:
-                return False
-            self._check_next(update)
-            return update.state is not JobState.PLACED
-
-        update = self._watch.wait_for(told, timeout)
-        if update is None:
-            latest = self._watch.latest
-            here = {c.rank for c in latest.workers if c.state is WorkerState.READY} if latest is not None else set()
-            late = frozenset(range(self._asked.parallel.world_size)) - here
-            raise MembersMissingError(late, f"epoch {epoch}: not ready within {timeout:g} s: ranks {sorted(late)}")
-        if update.state is not JobState.RUNNING or update.topology is None:
-            raise JobFailedError(f"job {self.job_id} is {update.state.value}: {update.reason or 'no reason given'}")
+        asked = self._asked
+        update = wait_for_members(self._watch, self.job_id, asked.epoch, asked.parallel.world_size, timeout)
         if not self._plane.closed:
             self.leave()
         self._meet(update)
 
     def _meet(self, update: JobUpdate) -> None:
         assert update.topology is not None
-        try:
-            plane = dial(update, self.job_id, update.epoch, self._asked.key_pem, self._dialing.later(), self._clock)
-        except PeerLostError as error:
-            raise MembersMissingError(frozenset({error.rank}), f"epoch {update.epoch}: {error}") from error
-        except (TransportError, HandshakeError) as error:
-            raise MembersMissingError(frozenset(), f"epoch {update.epoch}: {error}") from error
+        plane = meet(update, self.job_id, self._asked.key_pem, self._dialing.later(), self._clock)
         self._plane, self.topology = plane, update.topology
         self._sequence, self._accused = 0, set()
         self.snapshots = SnapshotReader(plane)
@@ -462,5 +424,5 @@ class JobConnection:
             with contextlib.suppress(DistensorError):
                 self._collect(sequence, {}, self._end_seconds, self.ranks)
         with contextlib.suppress(DistensorError):
-            self._client.end_job(self.job_id, state, reason)
+            self._client.end_job(self.job_id, state, reason, self._asked.epoch)
         self._plane.close()

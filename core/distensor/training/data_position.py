@@ -78,6 +78,12 @@ class TrackedData:
         now = {f"now/{name}": state for name, state in capture_rng(self._data).items()}
         return {**now, **{f"epoch/{name}": state for name, state in self._trained[2].items()}}
 
+    def coming(self, steps: int) -> tuple[DataPosition, dict[str, Tensor]]:
+        """Position and states as they are once what was given so far has been trained."""
+        position = DataPosition(epoch=self.epoch, batches=self.batches, steps=steps, length=length_of(self._data))
+        now = {f"now/{name}": state for name, state in capture_rng(self._data).items()}
+        return position, {**now, **{f"epoch/{name}": state for name, state in self._epoch_start.items()}}
+
     def resume_at(self, position: DataPosition, states: Mapping[str, Tensor]) -> None:
         """Draw the order of the interrupted pass again and pass over what was trained.
 

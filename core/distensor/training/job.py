@@ -15,10 +15,11 @@ from distensor.core.control import JobState, MeshMeasures, Topology, Unit, UnitK
 from distensor.core.errors import StateLostError, WorkerLostError
 from distensor.optim import OptimizerSpec
 from distensor.sync import Sync
-from distensor.training.admission import admit
+from distensor.training.admission import admit, cut_for
 from distensor.training.job_snapshot import JobSnapshot
 from distensor.training.measures import mesh_measures
 from distensor.training.members import Membership
+from distensor.training.notes import NoteSender, Standpoint
 from distensor.training.pacing import PipelinePacer
 from distensor.training.ranks import JobRanks, named_tensors
 from distensor.training.receipts import ReceiptSender
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from distensor.training.options import TrainerOptions
     from distensor.training.pieces import MeshPieces
     from distensor.training.sessions import Session
+    from distensor.training.taking_over import TakenOver
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +79,7 @@ class TrainingJob:
         self._clock = clock
         self._note_measures = note_measures
         self._note_links = note_links
+        self._notes = NoteSender()
         self._measured = False
         self._apart = False
         self._trained = False
@@ -151,6 +154,44 @@ class TrainingJob:
             raise
         return job
 
+    @classmethod
+    def take_over(
+        cls,
+        taken: TakenOver,
+        *,
+        session: Session,
+        model: DistributedModel,
+        options: TrainerOptions,
+        optimizer: OptimizerSpec,
+        loss: Callable[[Any, Any], Tensor] | None,
+        loss_weight: LossWeight,
+        example: Any,
+        restorable: Callable[[], bool] = lambda: False,
+    ) -> TrainingJob:
+        """Go on with the ranks of a job whose trainer has ended.
+
+        Raises:
+            ConfigError: they hold another model, or were told other settings. Nothing has changed.
+            UserError: the model cannot be cut.
+        """
+        job = cls(
+            connection=taken.connection,
+            model=model,
+            pieces=cut_for(model, options, example, loss, loss_weight),
+            options=options,
+            receipts=ReceiptSender(session.client, session.clock),
+            clock=session.clock,
+            optimizer=optimizer,
+            note_measures=session.note_measures,
+            note_links=session.note_links,
+            restorable=restorable,
+        )
+        job._take_mesh(taken.connection.topology.parallel)
+        job._ranks.check_same(optimizer, taken.load, taken.programs)
+        job._trained = taken.step > 0
+        job._receipts.add(taken.unpaid)
+        return job
+
     def _take_mesh(self, parallel: ParallelConfig) -> None:
         """What follows from who the ranks are."""
         self._ranks.take_mesh(parallel)
@@ -189,8 +230,15 @@ class TrainingJob:
             sent.update({(rank, link.peer): link.sent for link in links})
         return sent
 
-    def step(self, number: int, batches: Sequence[Any], lr: float, total_steps: int | None) -> tuple[StepResult, bool]:
-        """One optimizer step over all `batches`.
+    def step(
+        self,
+        number: int,
+        batches: Sequence[Any],
+        lr: float,
+        total_steps: int | None,
+        standpoint: Standpoint | None = None,
+    ) -> tuple[StepResult, bool]:
+        """One optimizer step over all `batches`. `standpoint`: what a trainer that takes this job over has to know.
 
         The second value says whether the ranks have applied the update: all have, or none.
 
@@ -210,16 +258,20 @@ class TrainingJob:
                 total_steps=total_steps,
             )
             try:
-                replies = self._run_step(number, attempt, lr)
+                replies = self._run_step(number, attempt, lr, standpoint)
             except WorkerLostError as error:
                 replies = self._recover(error, number)
             if replies:
                 return self._finish(number, lr, attempt, replies, before, started)
 
-    def _run_step(self, number: int, attempt: Attempt, lr: float) -> list[Reply]:
+    def _run_step(self, number: int, attempt: Attempt, lr: float, standpoint: Standpoint | None = None) -> list[Reply]:
         meta = {"step": number, "lr": lr, "tokens_per_second": self._tokens_per_second, **self._pacer.order()}
         meta["total_steps"] = attempt.total_steps
-        return self._ranks.send(Command.STEP, meta, attempt.parts)
+        if standpoint is None:
+            return self._ranks.send(Command.STEP, meta, attempt.parts)
+        counts = [len(attempt.parts[replica]) for _, replica in sorted(attempt.replica_of.items())]
+        meta["note"], note = self._notes.note(standpoint, attempt.epoch, counts, self._receipts.paid)
+        return self._ranks.send(Command.STEP, meta, attempt.parts, note=note)
 
     def _finish(
         self,

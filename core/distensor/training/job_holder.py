@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from distensor.nn import DistributedModel
     from distensor.optim import OptimizerSpec
     from distensor.program.losses import LossWeight
+    from distensor.training.taking_over import TakenOver
 
 Loss = Callable[[Any, Any], "Tensor"]
 
@@ -58,6 +59,7 @@ class JobHolder:
         self._standing = Standing(name)
         self._checkpoints = None if options.checkpoint is None else Checkpointing(options.checkpoint)
         self._resumed: Saved | None = None
+        self._taken: TakenOver | None = None
 
     @property
     def steps_done(self) -> int:
@@ -96,8 +98,8 @@ class JobHolder:
         """
         from distensor.training.parity import compare
 
-        self.pull()
         job = self._ready(batch)
+        self.pull()
         if job.drawing_modules:
             raise ConfigError(
                 f"check_parity: {', '.join(job.drawing_modules[:5])} draws random numbers in training, so no two runs "
@@ -109,10 +111,19 @@ class JobHolder:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The full, unsharded weights and buffers by name; a tied weight is there once."""
+        self._check_started()
         if self._job is None:
             return {name: tensor.detach().clone() for name, tensor in self.model.module.state_dict().items()}
         with self._standing.noting_failure():
             return self._job.state()
+
+    def _check_started(self) -> None:
+        """Raise ConfigError where the weights are on workers whose programs are not known here yet."""
+        if self._job is None and self._taken is not None:
+            raise ConfigError(
+                f"trainer {self.name!r} has taken over job {self._taken.connection.job_id} and needs a batch to "
+                "know its weights: call fit, step, or evaluate first"
+            )
 
     def ema_state_dict(self) -> dict[str, Tensor]:
         """Like `state_dict`, with the moving average in place of each trainable weight, in fp32 or wider.
@@ -129,6 +140,7 @@ class JobHolder:
 
     def pull(self) -> None:
         """Copy the weights of the mesh into `model.module`."""
+        self._check_started()
         if self._job is not None:
             with self._standing.noting_failure():
                 self._job.copy_into_module()
@@ -166,6 +178,18 @@ class JobHolder:
         session = self._session or current_session()
         session.attach(self)
         self._attached = session
+        if self._taken is not None:
+            return TrainingJob.take_over(
+                self._taken,
+                session=session,
+                model=self.model,
+                options=self.options,
+                optimizer=self._optimizer,
+                loss=self._loss,
+                loss_weight=self._loss_weight,
+                example=batch,
+                restorable=self._is_restorable,
+            )
         return TrainingJob.start(
             session=session,
             name=self.name,
@@ -198,6 +222,8 @@ class JobHolder:
         reason = self._standing.failure or str(self._standing.lost or failed)
         if self._checkpoints is not None:
             self._checkpoints.close(failed=bool(reason))
+        if self._job is None and self._taken is not None:
+            self._taken.connection.leave()  # its workers keep what they hold for another try
         if self._job is not None:
             self._job.end(JobState.FAILED if reason else JobState.FINISHED, reason)
         if self._attached is not None:

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from distensor.core import Clock, Epoch, JobId
-from distensor.core.control import JobState, JobUpdate, Reconfiguration
+from distensor.core import Clock, Epoch, JobId, ParallelConfig
+from distensor.core.control import JobState, JobUpdate, Reconfiguration, TakeOver
 from distensor.core.errors import DistensorError, HubProtocolError, JobFailedError, PlacementError
 
 
@@ -18,7 +18,9 @@ class JobHub(Protocol):
 
     def watch_job(self, job_id: JobId) -> Iterator[JobUpdate]: ...
 
-    def end_job(self, job_id: JobId, state: JobState, reason: str = "") -> None: ...
+    def take_over_job(self, taken: TakeOver) -> tuple[Epoch, ParallelConfig]: ...
+
+    def end_job(self, job_id: JobId, state: JobState, reason: str = "", epoch: Epoch | None = None) -> None: ...
 
 
 class JobWatch:

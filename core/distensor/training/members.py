@@ -24,7 +24,7 @@ from distensor.core.errors import (
     WorkerLostError,
 )
 from distensor.core.regrouping import Place, Regrouping, place_of, with_replaced, with_replicas, without_lost
-from distensor.training.connection import MembersMissingError
+from distensor.training.next_epoch import MembersMissingError
 from distensor.training.replies import Reply, agreed
 from distensor.transport.driver import Command
 
@@ -211,22 +211,9 @@ class Membership:
             meta = {"step": step, "sums": plan.sums}
             answers = self._connection.command(Command.RESOLVE, meta, only=plan.resolved)
         if plan.shares:
-            self._share(plan.shares, max(status.step or 0 for status in statuses))
+            newest = max(status.step or 0 for status in statuses)
+            share_out(self._connection, plan.shares, newest, equal=self._equal)
         return answers
-
-    def _share(self, shares: Mapping[Place, Share], step: int) -> None:
-        layout = RankLayout(self.parallel)
-        orders: dict[int, dict[str, Any]] = {}
-        for rank in self._connection.ranks:
-            share = shares.get(place_of(layout.coordinates(rank)))
-            if share is not None:
-                orders[rank] = {"sources": list(share.sources), "joiners": list(share.joiners), "step": step}
-        replies = self._connection.command(Command.SHARE, {}, extra=orders, only=orders.keys())
-        if self._equal:
-            for share in shares.values():
-                involved = [reply for reply in replies if reply.rank in (*share.sources, *share.joiners)]
-                agreed(involved, "state", [str(reply.meta.get("digest"))[:64] for reply in involved])
-        logger.info("step %d: %d ranks got the state of others", step, sum(len(s.joiners) for s in shares.values()))
 
     # -- growing --------------------------------------------------------------------------------------------------
 
@@ -344,6 +331,27 @@ def _share_at(place: Place, here: Sequence[Status], able: Collection[int]) -> Sh
         holders = [status.rank for status in here if status.step == best]
     joiners = tuple(status.rank for status in here if status.rank not in holders)
     return Share(sources=tuple(holders[:MOST_SOURCES]), joiners=joiners) if joiners else None
+
+
+def share_out(connection: Members, shares: Mapping[Place, Share], step: int, *, equal: bool) -> None:
+    """Let ranks that hold nothing get what others of their place hold, of `step`. `equal`: all then hold the same.
+
+    Raises:
+        WorkerFailedError: they do not.
+        WorkerLostError: a rank was lost meanwhile.
+    """
+    layout = RankLayout(connection.topology.parallel)
+    orders: dict[int, dict[str, Any]] = {}
+    for rank in connection.ranks:
+        share = shares.get(place_of(layout.coordinates(rank)))
+        if share is not None:
+            orders[rank] = {"sources": list(share.sources), "joiners": list(share.joiners), "step": step}
+    replies = connection.command(Command.SHARE, {}, extra=orders, only=orders.keys())
+    if equal:
+        for share in shares.values():
+            involved = [reply for reply in replies if reply.rank in (*share.sources, *share.joiners)]
+            agreed(involved, "state", [str(reply.meta.get("digest"))[:64] for reply in involved])
+    logger.info("step %d: %d ranks got the state of others", step, sum(len(s.joiners) for s in shares.values()))
 
 
 def read_status(reply: Reply) -> Status:

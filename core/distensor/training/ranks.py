@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from distensor.core import ParallelConfig, RankLayout
+from distensor.core.digests import programs_digest
+from distensor.core.errors import ConfigError
+from distensor.core.regrouping import place_of
 from distensor.optim import OptimizerSpec
 from distensor.optim.updater import kept_dtype
 from distensor.training.batches import row_count, row_major, split_rows
 from distensor.training.checkpoint_model import model_tensors
 from distensor.training.job_snapshot import JobSnapshot, copy_seconds, state_for, wanted_of, wholes_of
+from distensor.training.notes import keepers
 from distensor.training.replies import Reply, agreed, read_loss
 from distensor.training.step_results import load_words, most_bytes, wanted_tensors
 from distensor.transport.driver import Command
@@ -52,6 +57,7 @@ class JobRanks:
         self.pieces = replace(self.pieces, parallel=parallel)
         layout, ranks = RankLayout(parallel), range(parallel.world_size)
         self.replica_of = {rank: layout.coordinates(rank).dp for rank in ranks}
+        self._keepers = keepers({rank: place_of(layout.coordinates(rank)) for rank in ranks})
         self._inputs_of_rank = {rank: self.pieces.inputs_of(rank) for rank in ranks}
 
     def ship(self, optimizer: OptimizerSpec) -> None:
@@ -59,6 +65,20 @@ class JobRanks:
         meta = load_words(self._options, self.pieces, optimizer)
         tensors = {rank: self._parts_of(rank) for rank in self._connection.ranks}
         self._connection.command(Command.LOAD, meta, tensors)
+
+    def check_same(self, optimizer: OptimizerSpec, load: Mapping[str, Any], programs: Mapping[int, str]) -> None:
+        """Raise ConfigError where the ranks hold another model or other settings than this job would ship."""
+        own = json.loads(json.dumps(load_words(self._options, self.pieces, optimizer)))
+        differ = sorted(key for key in own if _but_lr(own[key]) != _but_lr(load.get(key)))
+        for rank, digest in programs.items():
+            texts = {stage: program.to_json() for stage, program in self.pieces.programs_of(rank).items()}
+            if digest != programs_digest(texts):
+                differ.append(f"the program of rank {rank}")
+        if differ:
+            raise ConfigError(
+                f"job {self._connection.job_id} cannot be taken over: its workers hold another "
+                f"{', '.join(differ[:10])}; start the same script again, or end the job and go on from a checkpoint"
+            )
 
     def _parts_of(self, rank: int) -> dict[str, Tensor]:
         parts: dict[str, Tensor] = {}
@@ -86,8 +106,10 @@ class JobRanks:
         meta: Mapping[str, Any],
         parts: Sequence[Sequence[Mapping[str, Tensor]]],
         layouts: Mapping[int, Layout] | None = None,
+        note: Mapping[str, Tensor] | None = None,
     ) -> list[Reply]:
-        """Give each rank the inputs that it reads of `parts`, and its own part of the answer's `layouts`."""
+        """Give each rank the inputs that it reads of `parts`, and its own part of the answer's `layouts`.
+        `note` goes to those that keep notes."""
         layouts = layouts or {}
         wanted = wanted_tensors(layouts)
         extra = {
@@ -95,6 +117,8 @@ class JobRanks:
             for rank, replica in self.replica_of.items()
         }
         tensors = {rank: self._inputs_of(rank, parts) for rank in self.replica_of}
+        for rank in self._keepers if note else ():
+            tensors[rank] |= note or {}
         return self._connection.command(command, meta, tensors, extra, most_bytes(layouts))
 
     def _inputs_of(self, rank: int, parts: Sequence[Sequence[Mapping[str, Tensor]]]) -> dict[str, Tensor]:
@@ -187,3 +211,8 @@ def agreed_loss(replies: Sequence[Reply]) -> tuple[float, float]:
 def named_tensors(module: torch.nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers, those included that a state dict leaves out."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _but_lr(words: Any) -> Any:
+    """The learning rate comes with each step."""
+    return {key: value for key, value in words.items() if key != "lr"} if isinstance(words, Mapping) else words

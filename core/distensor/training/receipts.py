@@ -28,6 +28,7 @@ class ReceiptSender:
         self._hub = hub
         self._clock = clock
         self._pending: list[Unit] = []
+        self._newest = 0
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._deadline = float("inf")
@@ -38,11 +39,18 @@ class ReceiptSender:
     def add(self, units: Sequence[Unit]) -> None:
         with self._lock:
             self._pending.extend(units)
+            self._newest = max((unit.key.step for unit in units), default=self._newest)
 
     @property
     def pending(self) -> int:
         with self._lock:
             return len(self._pending)
+
+    @property
+    def paid(self) -> int:
+        """The hub has the receipts of all steps up to this one."""
+        with self._lock:
+            return min((unit.key.step for unit in self._pending), default=self._newest + 1) - 1
 
     def close(self, timeout: float) -> int:
         """Try to send what is left within `timeout` seconds; returns how many units the hub has not taken."""

@@ -76,11 +76,23 @@ class StepResult:
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EarlierStep:
+    """A step that was committed under the trainer before this one, as the workers remember it."""
+
+    step: int
+    loss: float
+    tokens: int
+    grad_norm: float
+
+
 @dataclass(slots=True)
 class History:
-    """The steps of one `fit`, oldest first."""
+    """The steps of one `fit`, oldest first; `earlier` are those before it, where a job was taken over (the newest
+    4096)."""
 
     steps: list[StepResult] = field(default_factory=list)
+    earlier: tuple[EarlierStep, ...] = ()
 
     def add(self, result: StepResult) -> None:
         """The next step. One that was taken before, and was lost with the workers, is replaced by its repetition."""

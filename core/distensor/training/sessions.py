@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distensor.comm import HubClient
-from distensor.core import SYSTEM_CLOCK, Clock, ParallelConfig
+from distensor.core import SYSTEM_CLOCK, Clock, JobId, ParallelConfig
 from distensor.core.control import Mesh, MeshMeasures, Topology
 from distensor.core.errors import ConfigError, SessionError, UnsupportedOptionError
 from distensor.training.connection import JobConnection
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distensor.training.replies import LinkBytes
+    from distensor.training.taking_over import TakenOver
 
 START_SECONDS = 120.0
 """How long a job may take from its submission until all its workers are ready."""
@@ -49,6 +50,11 @@ class Session:
         self._closed = False
         self._measures: MeshMeasures | None = None
         self._told_links: tuple[Topology, Mapping[int, Sequence[LinkBytes]]] | None = None
+
+    @property
+    def leaves_workers(self) -> bool:
+        """Whether workers outlive this process, so that another one may go on with them."""
+        return self.cluster is None
 
     def query_mesh(self) -> Mesh:
         """What the hub knows, and what a job of this session has measured."""
@@ -92,6 +98,12 @@ class Session:
             start_timeout=START_SECONDS,
             aggregators=aggregators,
         )
+
+    def take_over(self, job_id: JobId, largest_tensor: int) -> TakenOver:
+        """Go on with the workers of a job whose trainer has ended; see `taking_over.take_over`."""
+        from distensor.training.taking_over import take_over
+
+        return take_over(client=self.client, job_id=job_id, clock=self.clock, largest_tensor=largest_tensor)
 
     def attach(self, job: Job) -> None:
         """`job` is closed before the session is. Jobs that have failed are closed now: their workers are needed."""

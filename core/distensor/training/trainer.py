@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,30 +11,47 @@ from typing import TYPE_CHECKING, Any
 
 from distensor.core import ParallelConfig
 from distensor.core.errors import (
+    AuthenticationError,
     BatchError,
     ConfigError,
+    ControlError,
     DivergedError,
+    HubUnreachableError,
+    JobFailedError,
+    JobHeldError,
     StateLostError,
+    UnsupportedOptionError,
 )
-from distensor.core.ids import is_valid_name
+from distensor.core.ids import JobId, is_valid_name
 from distensor.core.problems import Problems
-from distensor.optim import LrSchedule, parse_lr_schedule
-from distensor.training.checkpoint_settings import run_settings, warn_of_changes
-from distensor.training.checkpointing import Checkpointing, Feed, needed
+from distensor.optim import LrSchedule, OptimizerSpec, parse_lr_schedule
+from distensor.sync import Sync
+from distensor.training.checkpoint_settings import (
+    check_settings,
+    resumed_lr,
+    resumed_schedule,
+    run_settings,
+    warn_of_changes,
+)
+from distensor.training.checkpointing import Checkpointing, Feed, FeedStart, needed, restore_now
+from distensor.training.data_position import TrackedData
 from distensor.training.job_holder import JobHolder, Loss
+from distensor.training.notes import Standpoint
 from distensor.training.optimizer_words import check_slices, read_optimizer
 from distensor.training.options import TrainerOptions
 from distensor.training.progress import ProgressBar
 from distensor.training.rates import rate_of, resolved_schedule
 from distensor.training.results import History, StepResult
 from distensor.training.rewinding import resuming
-from distensor.training.sessions import Session
+from distensor.training.sessions import Session, current_session
 from distensor.training.windows import check_counts, count_steps
 
 if TYPE_CHECKING:
     from distensor.nn import DistributedModel
     from distensor.program.losses import LossWeight
     from distensor.training.job import TrainingJob
+
+logger = logging.getLogger(__name__)
 
 
 class Trainer(JobHolder):
@@ -177,7 +195,7 @@ class Trainer(JobHolder):
         epochs: int = 1,
         max_steps: int | None = None,
         on_step: Callable[[StepResult], None] | None = None,
-        resume: bool = False,
+        resume: bool | str = False,
     ) -> History:
         """Train on every batch of `data`, `epochs` times over, and bring the weights back into `model.module`.
 
@@ -190,7 +208,8 @@ class Trainer(JobHolder):
             on_step: called with each step's result.
             resume: go on where the latest checkpoint was saved, with the next batch of the same pass over the data;
                 `epochs` and `max_steps` still count from the beginning of the interrupted `fit`. Without a checkpoint
-                begin at the beginning, so that a script may be started again and again with the same line.
+                begin at the beginning, so that a script may be started again and again with the same line. The id of a
+                job: go on with its living workers, as `resume` says, and with the data from where they are.
 
         Raises:
             ConfigError, CheckpointError: the checkpoint is damaged, or not of this model, optimizer or data.
@@ -203,14 +222,13 @@ class Trainer(JobHolder):
             raise BatchError(
                 f"fit(epochs={epochs}): {type(data).__name__} can be iterated once; give a list or a loader"
             )
-        history = History()
-        if resume and self._resumed is None:
-            self.resume()
-        feed = Feed(data, self._resumed if resume else None)
+        self._resume_for_fit(resume)
+        feed, taken = Feed(data, self._feed_start() if resume else None), self._taken
+        history = History() if taken is None else History(earlier=taken.earlier)
         total = count_steps(data, epochs=epochs, accumulate=self.options.accumulate, max_steps=max_steps)
         total = None if total is None else max(0, total - feed.steps)
         self._lr_schedule = resolved_schedule(self._lr_schedule, self._step, total)
-        began, last = self._step, None if total is None else self._step + total
+        began, last = 0 if taken is not None else self._step, None if total is None else self._step + total
 
         def steps(feed: Feed) -> Iterator[StepResult]:
             self._feed = feed
@@ -219,11 +237,13 @@ class Trainer(JobHolder):
                     yield self.step(*window, total_steps=last)
 
         with ProgressBar(self.name, total, shown=self._progress) as bar:
-            for result in resuming(steps, feed, lambda error: self._rewound(error, data, began, resume)):
+            for result in resuming(steps, feed, lambda error: self._rewound(error, data, began, bool(resume))):
                 history.add(result)
                 bar.update(result)
                 if on_step is not None:
                     on_step(result)
+        if self._taken is not None:  # its workers had done all steps
+            self._ready(next(iter(data)))
         if self._job is not None:
             with self._standing.noting_failure():
                 self._job.exchange()
@@ -238,7 +258,27 @@ class Trainer(JobHolder):
             self._checkpoints.settle()
             self.resume()
         self._standing.check_regained(error, self._step, began)
-        return Feed(data, self._resumed if resumed or self._step > began else None)
+        return Feed(data, self._feed_start() if resumed or self._step > began else None)
+
+    def _resume_for_fit(self, resume: bool | str) -> None:
+        if isinstance(resume, str):
+            self.resume(resume)
+        elif resume and self._resumed is None and self._taken is None:
+            self.resume()
+
+    def _feed_start(self) -> FeedStart | None:
+        if self._taken is not None:
+            return FeedStart(position=self._taken.position, states=self._taken.states)
+        return None if self._resumed is None else FeedStart.of(self._resumed)
+
+    def _standpoint(self) -> Standpoint | None:
+        """None where no other process could go on: the workers of a local session end with this one."""
+        if self._attached is None or not self._attached.leaves_workers:
+            return None
+        feed = self._feed
+        position, states = (None, TrackedData([]).states()) if feed is None or not feed.running else feed.coming()
+        run = run_settings(self.options, self._optimizer, self.lr, self._lr_schedule)
+        return Standpoint(position=position, states=states, run=run)
 
     def step(self, *batches: Any, total_steps: int | None = None) -> StepResult:
         """One optimizer step over the whole of `batches`, usually one.
@@ -256,7 +296,7 @@ class Trainer(JobHolder):
         rate = rate_of(self._lr_schedule, self.lr, number)
         job = self._ready(*batches)
         with self._standing.noting_failure():
-            result, committed = job.step(number, batches, rate, total_steps)
+            result, committed = job.step(number, batches, rate, total_steps, self._standpoint())
         if result.tokens == 0:
             raise BatchError(f"step {number}: the batch holds no element to take a loss over; nothing was updated")
         if not committed:
@@ -265,7 +305,7 @@ class Trainer(JobHolder):
                 "no rank has applied the update"
             )
         self._step = number
-        self._resumed = None
+        self._resumed = self._taken = None
         self._feed = None if self._feed is None else self._feed.after_step()
         if self._checkpoints is not None and self._checkpoints.due(number):
             self._begin_save(self._checkpoints, job)
@@ -292,34 +332,85 @@ class Trainer(JobHolder):
         run = run_settings(self.options, self._optimizer, self.lr, self._lr_schedule)
         checkpoints.begin(self._step, snapshot, self.model.module, run, self._feed)
 
-    def resume(self, step: int | None = None) -> int:
-        """Go on from a checkpoint: weights, optimizer state, learning rate, step number and random number states.
+    def resume(self, at: int | str | None = None) -> int:
+        """Go on from a checkpoint: weights, optimizer state, learning rate, step number and random number states. Or
+        go on with the living workers of a job whose trainer has ended, from the newest step that they have committed.
 
-        `fit(resume=True)` does this and goes on in the data too.
+        `fit(resume=True)` and `fit(resume=JOB)` do this and go on in the data too.
 
         Args:
-            step: which; by default the latest.
+            at: the step of a checkpoint, by default the latest; or the id of a job (`trainer.job.topology.job_id`),
+                whose workers keep what they hold for some minutes. Where they are gone, the latest checkpoint is gone
+                on from.
 
         Returns:
             The number of steps done; 0 where the folder holds no checkpoint.
 
         Raises:
             CheckpointError: it is damaged; all damaged files are named, and nothing was changed.
-            ConfigError: it is of another model or optimizer, or there is none of `step`; nothing was changed.
+            ConfigError: it is of another model or optimizer, or there is none of that step; nothing was changed.
+            JobHeldError: the job's trainer has not ended.
+            JobFailedError: the job has ended or its workers are gone, and there is no checkpoint.
         """
+        if isinstance(at, str):
+            return self._resume_job(JobId(at))
         checkpoints = needed(self._checkpoints, "resume")
         self._standing.check_alive()
-        found = checkpoints.load(step, self.model.module, self._optimizer, self._lr_schedule)
+        found = checkpoints.load(at, self.model.module, self._optimizer, self._lr_schedule)
         if found is not None:
             if self._job is not None:
                 with self._standing.noting_failure():
                     self._job.push()
                     self._job.restore(found.saved)
             self._step, self.lr, self._lr_schedule = found.step, found.lr, found.schedule
-            self._standing.lost = None
+            self._standing.lost = self._taken = None
             self._resumed = found.saved
             warn_of_changes(found, run_settings(self.options, self._optimizer, self.lr, self._lr_schedule))
         return self._step
+
+    def _resume_job(self, job_id: JobId) -> int:
+        self._standing.check_alive()
+        check_takeable(self._job is not None or self._taken is not None, self.options, self._optimizer)
+        largest = max((each.nbytes for each in self.model.module.state_dict().values()), default=0)
+        try:
+            taken = (self._session or current_session()).take_over(job_id, largest)
+        except (StateLostError, JobFailedError, ControlError) as error:
+            if isinstance(error, AuthenticationError | HubUnreachableError | JobHeldError):
+                raise
+            return self._resume_instead(job_id, error)
+        try:
+            check_settings(taken.run, run_settings(self.options, self._optimizer, self.lr, self._lr_schedule))
+            if self._checkpoints is not None:
+                self._checkpoints.go_on()
+        except BaseException:  # whatever it was, the workers are to wait for the next one who asks
+            taken.connection.leave()
+            raise
+        self._taken, self._step = taken, taken.step
+        if taken.run:
+            self.lr = resumed_lr(taken.run, self._optimizer.lr)
+            self._lr_schedule = resumed_schedule(taken.run, self._lr_schedule)
+            restore_now(taken.states)
+        logger.info("job %s goes on under this trainer after step %d", job_id, taken.step)
+        return self._step
+
+    def _resume_instead(self, job_id: JobId, error: Exception) -> int:
+        if self._checkpoints is None or self._checkpoints.folder.find() is None:
+            raise JobFailedError(
+                f"job {job_id} cannot be taken over: {error}; and there is no checkpoint to go on from"
+            ) from error
+        logger.warning("job %s cannot be taken over: %s; going on from the latest checkpoint", job_id, error)
+        return self.resume()
+
+
+def check_takeable(busy: bool, options: TrainerOptions, optimizer: OptimizerSpec) -> None:
+    """Raise ConfigError where a trainer cannot take over a job at all."""
+    if busy:
+        raise ConfigError("resume(JOB): this trainer has a job already; make a new Trainer")
+    if options.sync is Sync.ZERO3 or optimizer.keeps_apart:
+        raise UnsupportedOptionError(
+            f"resume(JOB) with sync={options.sync.value!r}: what a worker holds does not fit another epoch; "
+            "resume() goes on from a checkpoint"
+        )
 
 
 def _check_name(name: str) -> None:

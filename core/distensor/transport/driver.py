@@ -6,7 +6,8 @@ that no frame has to hold a whole stage.
 
 The first command of an epoch after the first is `status`: how far each rank got. `resolve` lets ranks carry out a step
 that others have decided, `share` lets ranks that hold nothing get all from ranks that do (on STATE, from worker to
-worker), and `digest` asks for a hash of what a rank holds.
+worker), and `digest` asks for a hash of what a rank holds. `take_over` comes from a driver that goes on in the place of
+another: it asks for what that one left with the rank (`node/notebook.py`).
 
 After a `snapshot` command the driver reads the copy that the worker has made piece by piece on SNAPSHOT, while other
 commands go on: `Tag.step` counts its requests, each is answered with the same number.
@@ -49,6 +50,7 @@ class Command(StrEnum):
     RESOLVE = "resolve"
     SHARE = "share"
     DIGEST = "digest"
+    TAKE_OVER = "take_over"
     END = "end"
     ABORT = "abort"
 
