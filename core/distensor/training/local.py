@@ -120,6 +120,7 @@ class LocalNode:
     child: Child
     name: str
     socket: Path
+    workers: int
 
 
 class LocalCluster:
@@ -138,7 +139,8 @@ class LocalCluster:
             self._start_hub(nodes)
             names = names or [f"local-{index + 1}" for index in range(nodes)]
             for index, name in enumerate(names):
-                self._start_node(index, name, workers // nodes + (1 if index < workers % nodes else 0))
+                share = workers // nodes + (1 if index < workers % nodes else 0)
+                self.nodes.append(self._start_node(index, name, share))
             for node in self.nodes:
                 node.child.wait_for_event("connected", clock)
         except BaseException:  # an interrupt included: no child may stay behind
@@ -155,17 +157,17 @@ class LocalCluster:
         self.trainer_token = str(ready["trainer_token"])
         self._node_tokens = [str(token) for token in ready["node_tokens"]]
 
-    def _start_node(self, index: int, name: str, workers: int) -> None:
+    def _start_node(self, index: int, name: str, workers: int, *, again: bool = False) -> LocalNode:
         folder = self.folder / f"n{index + 1}"
-        folder.mkdir(mode=0o700)
+        folder.mkdir(mode=0o700, exist_ok=True)
         socket = folder / "s.sock"
         arguments = ["-m", "distensor_server", "run", "--state", str(folder), "--name", name]
         arguments += ["--socket", str(socket), "--cpu-workers", str(workers), "--host", "127.0.0.1"]
         arguments += ["--json", "--exit-with-stdin"]
-        env = {**_plain_env(), "DISTENSOR_JOIN_TOKEN": self._node_tokens[index]}
+        env = _plain_env() if again else {**_plain_env(), "DISTENSOR_JOIN_TOKEN": self._node_tokens[index]}
         child = Child(name=f"supervisor {name}", arguments=arguments, env=env, log=self.folder / f"{name}.log")
         self._children.append(child)
-        self.nodes.append(LocalNode(child=child, name=name, socket=socket))
+        return LocalNode(child=child, name=name, socket=socket, workers=workers)
 
     def restart_hub(self) -> None:
         """Start the hub again on its old port and state, after it has ended."""
@@ -173,6 +175,14 @@ class LocalCluster:
         self.hub.ask_to_stop()
         self.hub.reap()
         self._start_hub(0, listen=self.address)
+
+    def restart_node(self, index: int) -> None:
+        """Start a supervisor again on its old state, after it has ended."""
+        old = self.nodes[index]
+        self._children.remove(old.child)
+        old.child.ask_to_stop()
+        old.child.reap()
+        self.nodes[index] = self._start_node(index, old.name, old.workers, again=True)
 
     def close(self) -> None:
         """Stop supervisors first, then the hub, and remove the folder. Safe to call twice."""

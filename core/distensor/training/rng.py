@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from distensor.core.errors import CheckpointError
@@ -24,8 +24,8 @@ def capture_rng(data: Any) -> dict[str, Tensor]:
 
     states = {
         "torch": torch.get_rng_state(),
-        "python": _pack(random.getstate()),
-        "numpy": _pack(_numpy_json(numpy.random.get_state(legacy=True))),
+        "python": _packed("python", random.getstate(), lambda state: state),
+        "numpy": _packed("numpy", _comparable(numpy.random.get_state(legacy=True)), _numpy_json),
     }
     states.update({f"loader.{index}": each.get_state() for index, each in enumerate(generators(data))})
     return states
@@ -72,6 +72,22 @@ def _generator_in(data: Any, room: str) -> Any:
     return getattr(holder, "generator", None)
 
 
+_newest: dict[str, tuple[Any, Tensor]] = {}
+"""The newest state of each stream, and as bytes: most steps draw nothing, and packing costs more than comparing."""
+
+
+def _packed(stream: str, state: Any, to_json: Callable[[Any], Any]) -> Tensor:
+    known = _newest.get(stream)
+    if known is None or known[0] != state:
+        known = _newest[stream] = state, _pack(to_json(state))
+    return known[1].clone()
+
+
+def _comparable(state: Any) -> tuple[Any, ...]:
+    name, keys, *rest = state
+    return name, keys.tobytes(), keys.dtype, *rest
+
+
 def _pack(state: Any) -> Tensor:
     import torch
 
@@ -83,8 +99,10 @@ def _unpack(tensor: Tensor) -> Any:
 
 
 def _numpy_json(state: Any) -> list[Any]:
-    name, keys, *rest = state
-    return [name, keys.tolist(), *rest]
+    import numpy
+
+    name, keys, dtype, *rest = state
+    return [name, numpy.frombuffer(keys, dtype=dtype).tolist(), *rest]
 
 
 def _python_state(state: Any) -> Any:
