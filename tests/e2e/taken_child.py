@@ -1,25 +1,32 @@
-"""A trainer that a test kills and starts again: `python taken_child.py STEPS [JOB [FOLDER]]`, the token in the
-environment. It says on standard output which job it has and each loss, and at the end a hash of the weights."""
+"""A trainer that a test kills and starts again: `python taken_child.py STEPS [JOB [FOLDER [STOP]]]`.
+
+The token is in the environment. It ends after STEPS, or when the file STOP is there. It says on standard output which
+job it has and each loss, and at the end a hash of the weights.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import e2e_models as models
 import torch
+from safetensors.torch import save_file
 from torch.utils.data import DataLoader, Dataset
 
 from distensor.core import ParallelConfig
-from distensor.nn import DistributedModel, StageMapping
+from distensor.nn import DistributedModel
 from distensor.training import StepResult, Trainer, members
 from distensor.training.sessions import open_session
 
 POINTS = models.points(64, rows=1, seed=5)
 ROWS = 8
+LR = 1e-2
 
 
 class Points(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -47,7 +54,11 @@ def digest(state: Mapping[str, Any]) -> str:
     ).hexdigest()
 
 
-def main(steps: int, job: str = "", folder: str = "", dp: int = 2, pp: int = 1) -> None:
+class StoppedError(Exception):
+    """The file that ends the run is there."""
+
+
+def main(steps: int, job: str = "", folder: str = "", stop: str = "") -> None:
     torch.set_num_threads(1)
     logging.basicConfig(level=logging.INFO)
     members.FIRST_TRY_SECONDS = 0.2
@@ -55,26 +66,32 @@ def main(steps: int, job: str = "", folder: str = "", dp: int = 2, pp: int = 1) 
     checkpoints = {"checkpoint": folder, "checkpoint_every": 5} if folder else {}
     opened = open_session("hub")
     with Trainer(
-        DistributedModel(module, stage_mapping=StageMapping(models.MLP_TWO) if pp == 2 else None),
-        parallel=ParallelConfig(data_parallel=dp, pipeline_parallel=pp), lr=1e-2, lr_schedule="cosine", ema=0.9,
+        DistributedModel(module), parallel=ParallelConfig(data_parallel=2), lr=LR, lr_schedule="cosine", ema=0.9,
         loss=models.classify, session=opened, progress=False, **checkpoints,
     ) as trainer:  # fmt: skip
 
         def tell(result: StepResult) -> None:
             assert trainer.job is not None
-            if result.step == 1 or job:
-                print("job", trainer.job.topology.job_id, flush=True)
+            print("job", trainer.job.topology.job_id, trainer.job.topology.epoch, flush=True)
             print("step", result.step, result.loss, flush=True)
+            if stop and Path(stop).exists():
+                raise StoppedError
 
-        history = trainer.fit(loader(), epochs=10_000, max_steps=steps, on_step=tell, resume=job or bool(folder))
-        for earlier in history.earlier:
-            print("earlier", earlier.step, earlier.loss, flush=True)
+        if job:
+            print("resumed", trainer.resume(job), "checkpoint" if trainer._taken is None else "taken", flush=True)
+            for earlier in trainer.earlier:
+                print("earlier", earlier.step, earlier.loss, flush=True)
+        with contextlib.suppress(StoppedError):
+            trainer.fit(loader(), epochs=1_000_000, max_steps=steps, on_step=tell, resume=bool(job or folder))
         assert trainer.job is not None
+        trainer.pull()
         print("replicas", *trainer.job.digests(), flush=True)
         print("average", digest(trainer.ema_state_dict()), flush=True)
+        if stop:
+            save_file(module.state_dict(), f"{stop}.weights")
         print("weights", digest(module.state_dict()), flush=True)
     opened.close()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:4], *map(int, sys.argv[4:]))
+    main(int(sys.argv[1]), *sys.argv[2:])

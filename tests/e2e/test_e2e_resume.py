@@ -3,76 +3,53 @@
 from __future__ import annotations
 
 import os
-import queue
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
+import e2e_models as models
 import pytest
+from killing import SECONDS, TrainerChild
 from local_socket import snapshot
 
-from distensor.training import Session
+from distensor.core import ParallelConfig
+from distensor.nn import DistributedModel
+from distensor.training import Session, Trainer, members
+from distensor.training.sessions import open_session
 
-SECONDS = 180.0
 RANKS = 2
 """Each with one micro-batch a step."""
 
 
-class Child:
-    """`taken_child.py`, and what it says."""
+class Child(TrainerChild):
+    """`taken_child.py`, and what it has said so far."""
 
-    def __init__(self, mesh: Session, steps: int, job: str = "", folder: str = "") -> None:
+    def __init__(self, mesh: Session, steps: int, job: str) -> None:
         assert mesh.cluster is not None
-        self.lines: queue.Queue[str | None] = queue.Queue()
+        super().__init__(mesh.cluster.trainer_token, mesh.cluster.folder / "trainer.log", steps, job)
         self.said: list[list[str]] = []
-        environment = {**os.environ, "DISTENSOR_TOKEN": mesh.cluster.trainer_token}
-        self._errors = Path(mesh.cluster.folder) / "trainer.log"
-        with self._errors.open("a") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("taken_child.py")), str(steps), job, folder],
-                stdout=subprocess.PIPE, stderr=log, env=environment, text=True,
-            )  # fmt: skip
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.put(line)
-        self.lines.put(None)
 
     def wait_for(self, *words: str) -> list[str]:
         """The line that begins with these words."""
         deadline = time.monotonic() + SECONDS
         while True:
-            line = self.lines.get(timeout=max(0.0, deadline - time.monotonic()))
-            assert line is not None, self._errors.read_text()[-4000:]
-            self.said.append(line.split())
-            if tuple(self.said[-1][: len(words)]) == words:
-                return self.said[-1]
+            line = self.say(deadline)
+            assert line is not None, self.log_tail()
+            self.said.append(line)
+            if tuple(line[: len(words)]) == words:
+                return line
+
+    def end(self) -> None:
+        self.said += self.rest()
 
     def losses(self, kind: str = "step") -> dict[int, str]:
         return {int(words[1]): words[2] for words in self.said if words[0] == kind}
 
-    def end(self) -> None:
-        self.process.wait(SECONDS)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        while self.lines.get(timeout=SECONDS) is not None:
-            pass
-        self.end()
-
 
 @contextmanager
-def child(mesh: Session, steps: int, job: str = "", folder: str = "") -> Iterator[Child]:
-    started = Child(mesh, steps, job, folder)
+def child(mesh: Session, steps: int, job: str = "") -> Iterator[Child]:
+    started = Child(mesh, steps, job)
     try:
         yield started
     finally:
@@ -109,7 +86,7 @@ def test_a_trainer_that_was_killed_goes_on_with_its_workers(
     with child(mesh, 30) as one:
         job = one.wait_for("job")[1]
         one.wait_for("step", "11")
-        one.kill()
+        said = one.kill()
     workers = worker_pids(mesh)
     with child(mesh, 30, job) as two:
         two.wait_for("step")
@@ -120,7 +97,8 @@ def test_a_trainer_that_was_killed_goes_on_with_its_workers(
     assert two.losses()[30] == losses[30]
     both = two.losses("earlier") | two.losses()
     assert both == losses, "each step once, with its loss"
-    assert min(two.losses()) >= 12, "what was committed is not trained again"
+    heard = max(int(words[1]) for words in [*one.said, *said] if words[0] == "step")
+    assert min(two.losses()) > heard, "what was committed is not trained again"
     assert_credited(mesh, paid + 30 * RANKS * 1000)
 
 
@@ -128,3 +106,31 @@ def worker_pids(mesh: Session) -> list[int]:
     assert mesh.cluster is not None
     data = [snapshot(node.socket) for node in mesh.cluster.nodes]
     return [worker["pid"] for each in data for worker in each["workers"] if worker["pid"] is not None]
+
+
+def test_a_killed_supervisor_takes_its_workers_along_and_its_node_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other replica goes on; the node that was started again gets a worker, which gets the state."""
+    monkeypatch.setattr(members, "FIRST_TRY_SECONDS", 0.2)
+    batches = models.points(5000)
+    opened = open_session("local", workers=2, nodes=2, node_names=["atlas", "bolt"])
+    try:
+        assert opened.cluster is not None
+        trainer = Trainer(
+            DistributedModel(models.MLP()), parallel=ParallelConfig(data_parallel=2), loss=models.classify, lr=0.01,
+            progress=False, session=opened,
+        )  # fmt: skip
+        first = trainer.step(batches[0])
+        os.kill(opened.cluster.nodes[1].child.pid, signal.SIGKILL)
+        losses, job = [first.loss], trainer.job
+        assert job is not None
+        while job.replicas == 2:
+            losses.append(trainer.step(batches[len(losses)]).loss)
+        assert [member.node_name for member in job.topology.members] == ["atlas"]
+        opened.cluster.restart_node(1)
+        while job.replicas == 1:
+            losses.append(trainer.step(batches[len(losses)]).loss)
+        assert sorted(member.node_name for member in job.topology.members) == ["atlas", "bolt"]
+        assert len(set(job.digests())) == 1
+        trainer.close()
+    finally:
+        opened.close()

@@ -12,7 +12,7 @@ from distensor.training.checkpoint_folder import Saved
 from distensor.training.checkpointing import Checkpointing
 from distensor.training.job import TrainingJob
 from distensor.training.options import TrainerOptions
-from distensor.training.results import Parity
+from distensor.training.results import EarlierStep, Parity
 from distensor.training.sessions import Session, current_session
 from distensor.training.standing import Standing
 
@@ -65,6 +65,11 @@ class JobHolder:
     def steps_done(self) -> int:
         """Committed optimizer steps."""
         return self._step
+
+    @property
+    def earlier(self) -> tuple[EarlierStep, ...]:
+        """The newest steps under the trainer before this one, once a job was taken over and until its next step."""
+        return () if self._taken is None else self._taken.earlier
 
     @property
     def job(self) -> TrainingJob | None:

@@ -224,7 +224,7 @@ class Trainer(JobHolder):
             )
         self._resume_for_fit(resume)
         feed, taken = Feed(data, self._feed_start() if resume else None), self._taken
-        history = History() if taken is None else History(earlier=taken.earlier)
+        history = History(earlier=self.earlier)
         total = count_steps(data, epochs=epochs, accumulate=self.options.accumulate, max_steps=max_steps)
         total = None if total is None else max(0, total - feed.steps)
         self._lr_schedule = resolved_schedule(self._lr_schedule, self._step, total)
