@@ -95,6 +95,7 @@ class Figures:
     hangs: int = 0
     took_over: int = 0
     from_checkpoint: int = 0
+    rewound: int = 0
     steps: int = 0
     unknown_losses: int = 0
     lost: int = 0
@@ -113,6 +114,7 @@ class Figures:
             f"longest to the next step  {self.longest:.1f} s",
             f"hangs                     {self.hangs}",
             f"trainer took over         {self.took_over}, went back to a checkpoint {self.from_checkpoint}",
+            f"went back in the data     {self.rewound} (no whole replica was left)",
             f"steps committed           {self.steps}, of which {self.unknown_losses} have no known loss",
             f"acknowledged things lost  {self.lost}",
             f"duplicated credits        {self.duplicated}",
@@ -179,8 +181,12 @@ class Soak:
             case ["job", job, _]:
                 self._job = job
                 self._jobs.add(job)
-            case ["step" | "earlier", step, loss]:
-                self._losses[int(step)] = float(loss)
+            case ["step", step, loss]:
+                kept = {number: known for number, known in self._losses.items() if number < int(step)}
+                self.figures.rewound += len(kept) < len(self._losses)  # the state was lost with all who held it
+                self._losses = {**kept, int(step): float(loss)}
+            case ["earlier", step, loss]:
+                self._losses.setdefault(int(step), float(loss))
             case ["resumed", step, "taken"]:
                 self.figures.took_over += 1
                 self.figures.lost += any(known > int(step) for known in self._losses)
