@@ -340,7 +340,7 @@ class HubMachine:
             request=taken.request,
             epoch=job.epoch,
             parallel=job.parallel,
-            continues=tuple(rank.rank for rank in job.ranks),
+            continues=tuple(rank.rank for rank in job.ranks[: job.parallel.world_size]),  # aggregators do not
             csr_pem=taken.csr_pem,
         )
         return self.reconfigure(owner, change, now)
