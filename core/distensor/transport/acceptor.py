@@ -24,6 +24,7 @@ from distensor.transport.listener import Listener, WakeUp
 from distensor.transport.local_lanes import Connection, LocalMeeting
 from distensor.transport.paths import path_of
 from distensor.transport.sockets import prepare
+from distensor.transport.tls_sockets import TlsSocket
 from distensor.transport.types import Address, PathKind, PeerId, Timeouts
 from distensor.transport.wire import cut_off
 
@@ -132,14 +133,14 @@ class Acceptor:
             with self._lock:
                 self._unproven.pop(unproven, None)
 
-    def _wrap(self, unproven: _Unproven) -> ssl.SSLSocket:
+    def _wrap(self, unproven: _Unproven) -> TlsSocket:
         """TLS around the connection; the object that may be cut off from outside changes with it."""
         raw = unproven.connection
         with ExitStack() as undo:
             undo.callback(raw.close)
             raw.settimeout(self.timeouts.handshake)
             prepare(raw)
-            tls = self.context.wrap_socket(raw, server_side=True, do_handshake_on_connect=False)
+            tls = TlsSocket.over(raw, self.context, server=True)
             undo.pop_all()
         with self._lock:
             unproven.connection = tls
@@ -149,7 +150,7 @@ class Acceptor:
             raise ConnectionAbortedError("dropped: too slow, or too many others that proved nothing")
         return tls
 
-    def _admit(self, unproven: _Unproven, tls: ssl.SSLSocket) -> None:
+    def _admit(self, unproven: _Unproven, tls: TlsSocket) -> None:
         """Recognise the peer and hand its connection over; closes it otherwise."""
         with ExitStack() as undo:
             undo.callback(tls.close)
@@ -167,7 +168,7 @@ class Acceptor:
                 raise ConnectionAbortedError("dropped: too slow, or too many others that proved nothing")
             del self._unproven[unproven]
 
-    def _recognise(self, unproven: _Unproven, tls: ssl.SSLSocket) -> Hello:
+    def _recognise(self, unproven: _Unproven, tls: TlsSocket) -> Hello:
         try:
             hello = secure_accepted(tls, me=self.me, expected=self.expected)
             self._spare(unproven)
@@ -179,7 +180,7 @@ class Acceptor:
             raise
         return hello
 
-    def _welcome(self, tls: ssl.SSLSocket, hello: Hello) -> Connection:
+    def _welcome(self, tls: TlsSocket, hello: Hello) -> Connection:
         """The connection that the lane uses from here on."""
         try:
             with ExitStack() as undo:

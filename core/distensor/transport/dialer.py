@@ -16,6 +16,7 @@ from distensor.transport.handshake import Lane, NobodyCameError, RetryableHandsh
 from distensor.transport.local_lanes import Connection, LocalMeeting
 from distensor.transport.paths import Attempt, Race, Way, path_of
 from distensor.transport.sockets import prepare
+from distensor.transport.tls_sockets import TlsSocket
 from distensor.transport.types import Address, Credentials, PathKind, PeerId, peer_name
 
 _CONNECT_SECONDS = 10.0
@@ -92,14 +93,14 @@ class Dialer:
             return Race(direct, None, self.clock)
         return Race(direct, Way(path=PathKind.RELAY, name=str(relay), open=self._relayed(relay)), self.clock)
 
-    def _direct(self, address: Address) -> Callable[[float, Attempt], ssl.SSLSocket]:
-        def open_(timeout: float, attempt: Attempt) -> ssl.SSLSocket:
+    def _direct(self, address: Address) -> Callable[[float, Attempt], TlsSocket]:
+        def open_(timeout: float, attempt: Attempt) -> TlsSocket:
             return self._recognise(_connect(address, timeout, attempt), attempt)
 
         return open_
 
-    def _relayed(self, relay: Address) -> Callable[[float, Attempt], ssl.SSLSocket]:
-        def open_(timeout: float, attempt: Attempt) -> ssl.SSLSocket:
+    def _relayed(self, relay: Address) -> Callable[[float, Attempt], TlsSocket]:
+        def open_(timeout: float, attempt: Attempt) -> TlsSocket:
             assert self.credentials is not None  # given together with the relay
             raw = _connect(relay, timeout, attempt)
             with ExitStack() as undo:
@@ -110,7 +111,7 @@ class Dialer:
 
         return open_
 
-    def _recognise(self, raw: socket.socket, attempt: Attempt) -> ssl.SSLSocket:
+    def _recognise(self, raw: socket.socket, attempt: Attempt) -> TlsSocket:
         tls = recognise_dialed(raw, self.context, me=self.me, expected=self.rank)
         attempt.hold(tls)
         return tls

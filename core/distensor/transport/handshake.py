@@ -17,6 +17,7 @@ from distensor.core.errors import FrameError, HandshakeError
 from distensor.transport.frames import PREFIX_SIZE, FrameKind
 from distensor.transport.identity import check_identity, is_of_another_time, peer_identity
 from distensor.transport.local_lanes import JOINED, Connection, Invitation, LocalMeeting
+from distensor.transport.tls_sockets import TlsSocket
 from distensor.transport.types import Channel, FrameLimits, PeerId, Tag, peer_name
 from distensor.transport.wire import WireClosedError, WireReader, WireWriter
 
@@ -50,7 +51,7 @@ class RefusedError(HandshakeError):
     """A recognised member of the authority that may not have this connection; it is told why."""
 
 
-def recognise_dialed(raw: socket.socket, context: ssl.SSLContext, *, me: PeerId, expected: int) -> ssl.SSLSocket:
+def recognise_dialed(raw: socket.socket, context: ssl.SSLContext, *, me: PeerId, expected: int) -> TlsSocket:
     """The first part of the dialer's half: TLS, and is this the peer? Nothing is said yet, so it may be given up.
 
     `raw` must have a timeout set; it is closed on failure.
@@ -59,7 +60,7 @@ def recognise_dialed(raw: socket.socket, context: ssl.SSLContext, *, me: PeerId,
         HandshakeError: the other end is not the peer it should be.
         OSError: the connection broke or took too long.
     """
-    tls = context.wrap_socket(raw, do_handshake_on_connect=False)
+    tls = TlsSocket.over(raw, context)
     with ExitStack() as undo:
         undo.callback(tls.close)
         _shake(tls)
@@ -68,7 +69,7 @@ def recognise_dialed(raw: socket.socket, context: ssl.SSLContext, *, me: PeerId,
     return tls
 
 
-def say_hello(tls: ssl.SSLSocket, *, me: PeerId, lane: Lane, local: LocalMeeting | None = None) -> Connection:
+def say_hello(tls: TlsSocket, *, me: PeerId, lane: Lane, local: LocalMeeting | None = None) -> Connection:
     """The second part: agree on what this connection is for; `tls` is closed on failure.
 
     With `local`, the connection that comes back is a Unix socket where the peer is a process of the same user here.
@@ -86,7 +87,7 @@ def say_hello(tls: ssl.SSLSocket, *, me: PeerId, lane: Lane, local: LocalMeeting
     return connection
 
 
-def _introduce(tls: ssl.SSLSocket, me: PeerId, lane: Lane, invitation: Invitation | None) -> Connection:
+def _introduce(tls: TlsSocket, me: PeerId, lane: Lane, invitation: Invitation | None) -> Connection:
     text = b"" if invitation is None else invitation.text
     WireWriter(tls, me.epoch).signal(FrameKind.HELLO, text, tag=Tag(Channel.META, slot=lane))
     if _await_welcome(tls, me) != JOINED:
@@ -99,7 +100,7 @@ def _introduce(tls: ssl.SSLSocket, me: PeerId, lane: Lane, invitation: Invitatio
         raise NobodyCameError(f"the peer did not come to the Unix socket that it says it came to: {error}") from error
 
 
-def _await_welcome(tls: ssl.SSLSocket, me: PeerId) -> bytes:
+def _await_welcome(tls: TlsSocket, me: PeerId) -> bytes:
     """The text of the answer."""
     try:
         prefix, text, _ = WireReader(tls, me.epoch, _LIMITS, PREFIX_SIZE).frame()
@@ -116,7 +117,7 @@ def _await_welcome(tls: ssl.SSLSocket, me: PeerId) -> bytes:
     return text
 
 
-def secure_accepted(tls: ssl.SSLSocket, *, me: PeerId, expected: frozenset[int]) -> Hello:
+def secure_accepted(tls: TlsSocket, *, me: PeerId, expected: frozenset[int]) -> Hello:
     """The listener's half up to the answer: who dialed, which lane this is, and where else it may be met.
 
     Raises:
@@ -140,7 +141,7 @@ def secure_accepted(tls: ssl.SSLSocket, *, me: PeerId, expected: frozenset[int])
         raise RefusedError(str(error)) from error
 
 
-def _read_hello(tls: ssl.SSLSocket, me: PeerId) -> tuple[Lane, bytes]:
+def _read_hello(tls: TlsSocket, me: PeerId) -> tuple[Lane, bytes]:
     try:
         prefix, text, _ = WireReader(tls, me.epoch, _LIMITS, PREFIX_SIZE).frame()
     except FrameError as error:
@@ -150,14 +151,14 @@ def _read_hello(tls: ssl.SSLSocket, me: PeerId) -> tuple[Lane, bytes]:
     return Lane(prefix.tag.slot), text
 
 
-def answer(tls: ssl.SSLSocket, me: PeerId, refusal: str | None, *, joined: bool = False) -> None:
+def answer(tls: TlsSocket, me: PeerId, refusal: str | None, *, joined: bool = False) -> None:
     """WELCOME, which also says whether the dialer's invitation was accepted; or REFUSED with its reason."""
     kind = FrameKind.WELCOME if refusal is None else FrameKind.REFUSED
     text = (refusal or "").encode()[: _LIMITS.header]
     WireWriter(tls, me.epoch).signal(kind, JOINED if joined else text)
 
 
-def _shake(tls: ssl.SSLSocket) -> None:
+def _shake(tls: TlsSocket) -> None:
     try:
         tls.do_handshake()
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
@@ -173,7 +174,7 @@ def tls_reason(error: ssl.SSLError) -> str:
     return f"{words}: {detail}" if detail else words
 
 
-def _check(tls: ssl.SSLSocket, *, me: PeerId, expected: int) -> None:
+def _check(tls: TlsSocket, *, me: PeerId, expected: int) -> None:
     found = peer_identity(tls)
     if is_of_another_time(found, me=me, later=False):
         raise RetryableHandshakeError(f"the peer is still {found.uri}; expected it in epoch {me.epoch} soon")

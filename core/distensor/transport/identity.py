@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives import serialization
 from distensor.core.clock import SYSTEM_CLOCK, Clock
 from distensor.core.errors import HandshakeError
 from distensor.core.ids import parse_data_plane_uri
+from distensor.transport.tls_sockets import TlsSocket
 from distensor.transport.types import Credentials, PeerId
 
 SIGNED_WITHIN = 300.0
@@ -94,7 +95,7 @@ def _load_own(context: ssl.SSLContext, credentials: Credentials) -> None:
         context.load_cert_chain(path, password=password)
 
 
-def peer_identity(tls: ssl.SSLSocket) -> PeerId:
+def peer_identity(tls: ssl.SSLSocket | TlsSocket) -> PeerId:
     """Who the other end of a finished handshake is.
 
     Raises:

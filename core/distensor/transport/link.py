@@ -11,16 +11,19 @@ from dataclasses import dataclass, field
 from distensor.core.clock import Clock
 from distensor.core.errors import FrameError, PeerLostError, TransportTimeoutError
 from distensor.transport.frames import FrameKind, encode_prefix
+from distensor.transport.inbound import Inbound
 from distensor.transport.local_lanes import Connection, LocalSocket
 from distensor.transport.mailbox import Mailbox
 from distensor.transport.rates import RateLimit
 from distensor.transport.round_trips import RoundTrips, answering, question_in
-from distensor.transport.types import Buffer, FrameLimits, LinkStats, Message, PathKind, Tag, peer_name
+from distensor.transport.tls_sockets import TlsSocket
+from distensor.transport.types import Buffer, FrameLimits, LinkStats, PathKind, Tag, peer_name
 from distensor.transport.wire import WireReader, WireWriter, cut_off
 
-GOODBYE_REASON = "it closed the connection with a goodbye"
 _AT_ONCE_BELOW = 1 << 15
 """Messages up to this size may leave from the caller's thread; over a Unix socket, up to `LocalSocket.at_once`."""
+_AT_ONCE_TLS = (1 << 17) + (1 << 10)
+"""The same over TLS: to encrypt more is worth a thread of its own. What the kernel has no room for is the sender's."""
 _GRACE_FOR_GOODBYE = 0.03
 """How long a failed send waits for a goodbye that may be on its way on the other connection."""
 
@@ -79,6 +82,8 @@ class _Outgoing:
     buffers: Sequence[memoryview] = ()
     answers: int | None = None
     """Of a keep-alive: the peer's number that it brings back; None asks for one of ours."""
+    begun: bool = False
+    """It is with the connection already, which has not been able to send all of it."""
 
 
 OnLost = Callable[[int, str, bool], None]
@@ -106,6 +111,8 @@ class PeerLink:
     """An answer is queued: a peer that asks faster than we send gets no second one."""
     _writer: WireWriter = field(init=False)
     _reader: WireReader = field(init=False)
+    inward: Inbound = field(init=False)
+    """What reads; public so that who waits for a message can do it himself."""
     _queue: deque[_Outgoing] = field(init=False, default_factory=deque)
     _wake: threading.Condition = field(init=False, default_factory=threading.Condition)
     _ended: str | None = field(init=False, default=None)
@@ -120,7 +127,12 @@ class PeerLink:
         self._writable.register(self.outbound, select.POLLOUT)
         if isinstance(self.outbound, LocalSocket):
             self._at_once = max(_AT_ONCE_BELOW, self.outbound.at_once)
+        elif isinstance(self.outbound, TlsSocket):
+            self._at_once = _AT_ONCE_TLS
         self._reader = WireReader(self.inbound, self.epoch, self.limits, limit=self.receive_limit, clock=self.clock)
+        self.inward = Inbound(
+            self.rank, self.inbound, self._reader, self.mailbox, self.receive_limit, self.clock, self._heard_life
+        )
         self._threads = (self._thread(self._send_loop, "to"), self._thread(self._read_loop, "from"))
 
     def _thread(self, run: Callable[[], None], direction: str) -> threading.Thread:
@@ -140,20 +152,25 @@ class PeerLink:
             )
         head = encode_prefix(FrameKind.DATA, self.epoch, tag, len(header), body) + header
         handle = SendHandle(self.rank, tag)
-        if len(head) + body > self._at_once or not self._send_at_once(head, views):
-            self._enqueue(_Outgoing(handle, FrameKind.DATA, head, views))
-        else:
+        item = _Outgoing(handle, FrameKind.DATA, head, views)
+        if len(head) + body > self._at_once or not self._send_at_once(item):
+            self._enqueue(item)
+        elif not item.begun:
             handle.finish()
         return handle
 
-    def _send_at_once(self, head: bytes, views: Sequence[memoryview]) -> bool:
+    def _send_at_once(self, item: _Outgoing) -> bool:
         """Send a small message from the caller's thread if nothing is before it and there is room for it."""
         if not self._writing.acquire(blocking=False):
             return False
         try:
             if self._queue or self._ended is not None or self.send_limit.active or not self._writable.poll(0):
                 return False
-            self._writer.data(head, views)
+            if not isinstance(self.outbound, TlsSocket):
+                self._writer.data(item.head, item.buffers)
+            elif not self._writer.data_now(self.outbound, item.head, item.buffers):
+                item.begun = True
+                self._enqueue(item)
         except OSError as error:
             self._broke(error)
             return False
@@ -249,7 +266,9 @@ class PeerLink:
                 self.outbound.close()
 
     def _send_one(self, item: _Outgoing) -> None:
-        if item.kind is FrameKind.DATA:
+        if item.begun and isinstance(self.outbound, TlsSocket):
+            self.outbound.flush()
+        elif item.kind is FrameKind.DATA:
             self._writer.data(item.head, item.buffers)
         elif item.kind is FrameKind.KEEP_ALIVE:
             self._signal_life(item.answers)
@@ -276,33 +295,12 @@ class PeerLink:
                 item.handle.finish(PeerLostError(self.rank, self._ended))
 
     def _read_loop(self) -> None:
-        reason, goodbye = "", False
+        reason, goodbye = "the reader of its messages failed", False
         try:
-            while self._read_one():
-                pass
-            reason, goodbye = GOODBYE_REASON, True
-        except FrameError as error:
-            reason = f"it sent what is not a frame: {error}"
-        except OSError as error:
-            reason = str(error) or type(error).__name__
-        except MemoryError:
-            reason = "no memory for its next message"
+            reason, goodbye = self.inward.run()
         finally:
-            self.on_lost(self.rank, reason or "the reader of its messages failed", goodbye)
+            self.on_lost(self.rank, reason, goodbye)
             self.inbound.close()
-
-    def _read_one(self) -> bool:
-        """Take one frame; False after a goodbye."""
-        prefix, header, body = self._reader.frame()
-        if prefix.kind is FrameKind.DATA:
-            self.mailbox.put(self.rank, prefix.tag, Message(header, body))
-        elif prefix.kind is FrameKind.KEEP_ALIVE:
-            self._heard_life(prefix.tag)
-        else:
-            if prefix.kind is FrameKind.GOODBYE:
-                return False
-            raise FrameError(f"a {prefix.kind.name} frame after the handshake")
-        return True
 
     def _heard_life(self, tag: Tag) -> None:
         self._trips.heard(tag, self.clock.monotonic())

@@ -25,6 +25,7 @@ from typing import NamedTuple, TypeAlias
 
 from distensor.core.errors import HandshakeError
 from distensor.core.reading import Unavailable
+from distensor.transport.tls_sockets import TlsSocket
 from distensor.transport.types import Buffer
 
 _PEER_CREDENTIALS = getattr(socket, "SO_PEERCRED", None)
@@ -65,7 +66,8 @@ class LocalSocket(socket.socket):
         return self.recv_into(buffer, size)
 
 
-Connection: TypeAlias = ssl.SSLSocket | LocalSocket
+Connection: TypeAlias = ssl.SSLSocket | TlsSocket | LocalSocket
+"""What frames travel on. OpenSSL's own socket does as well: the other end need not be ours."""
 
 
 class _Words(NamedTuple):
@@ -153,7 +155,7 @@ class LocalMeeting:
     uid: int = field(default_factory=os.geteuid)
 
     @contextmanager
-    def invite(self, tls: ssl.SSLSocket) -> Iterator[Invitation | None]:
+    def invite(self, tls: TlsSocket) -> Iterator[Invitation | None]:
         """An invitation for the peer behind `tls`, until the end of the block; None where it cannot be met here."""
         with ExitStack() as undo:
             yield self._listen(undo) if _same_machine(tls) and self.unavailable() is None else None
@@ -187,7 +189,7 @@ class LocalMeeting:
             return None  # a path that is too long, no file descriptor left: TLS does it too
         return Invitation(words.text, words, listening, self.uid)
 
-    def join(self, tls: ssl.SSLSocket, text: bytes, seconds: float) -> Guest | None:
+    def join(self, tls: TlsSocket, text: bytes, seconds: float) -> Guest | None:
         """Accept the invitation of the peer behind `tls`; None where it is none, or cannot be followed."""
         words = _parse(text)
         if words is None or not _same_machine(tls) or self.unavailable() is not None:
@@ -212,7 +214,7 @@ def default_directory(uid: int) -> Path:
     return Path(tempfile.gettempdir()) / f"distensor-{uid}"
 
 
-def _same_machine(tls: ssl.SSLSocket) -> bool:
+def _same_machine(tls: TlsSocket) -> bool:
     """Whether both ends have one address. Not proof, but a peer elsewhere is not even asked."""
     return bool(tls.getsockname()[0] == tls.getpeername()[0])
 

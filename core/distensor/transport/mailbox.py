@@ -12,6 +12,12 @@ from distensor.transport.types import Channel, Message, Tag, peer_name
 
 Key = tuple[int, Tag]
 Arrival = tuple[int, Tag, Message]
+Read = Callable[[Callable[[], bool], float | None], None]
+"""Called by who is about to wait, with 'is it over?' and the seconds that he would wait."""
+
+
+def _nobody_reads(_over: Callable[[], bool], _timeout: float | None) -> None:
+    """The connection's own thread brings it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +36,9 @@ class _Waiter:
     def wake(self) -> None:
         self.woken.release()
 
+    def over(self) -> bool:
+        return self.arrival is not None or self.lost is not None
+
 
 class Mailbox:
     """Messages in, messages out; a lost peer wakes every waiter that needs it."""
@@ -44,6 +53,24 @@ class Mailbox:
         self._lost: dict[int, str] = {}
         self._exact: dict[Key, deque[_Waiter]] = {}
         self._open: list[_Waiter] = []
+
+    def offer(self, peer: int, tag: Tag, message: Message) -> bool:
+        """`put` for whoever may not wait; False where there is no room."""
+        with self._lock:
+            waiter = self._take_waiter(peer, tag)
+            if waiter is not None:
+                waiter.arrival = (peer, tag, message)
+                waiter.wake()
+            elif self._fits(peer, message):
+                self._enqueue(peer, tag, message)
+            else:
+                return False
+            return True
+
+    def waited_for(self, peer: int) -> bool:
+        """Whether a thread waits for a message that `peer` may send."""
+        with self._lock:
+            return bool(self._open) or any(key[0] == peer for key in self._exact)
 
     def put(self, peer: int, tag: Tag, message: Message) -> None:
         """Deliver a message, to a waiting thread or into its queue.
@@ -92,8 +119,13 @@ class Mailbox:
         if self._held:
             self._room.notify_all()
 
-    def get(self, peer: int, tag: Tag, timeout: float | None, needed: Collection[int] = ()) -> Message:
-        """The next message of `peer` with `tag`; the loss of any of `needed` ends the wait too."""
+    def get(
+        self, peer: int, tag: Tag, timeout: float | None, needed: Collection[int] = (), read: Read = _nobody_reads
+    ) -> Message:
+        """The next message of `peer` with `tag`; the loss of any of `needed` ends the wait too.
+
+        `read` is called once before the wait, and may itself put the message here.
+        """
         key = (peer, tag)
         with self._lock:
             if key in self._queues:
@@ -103,6 +135,7 @@ class Mailbox:
             waiter = _Waiter(wants=lambda *_: True, concerns=lambda lost: lost == peer or lost in needed)
             self._exact.setdefault(key, deque()).append(waiter)
             self._tell_held()
+        read(waiter.over, timeout)
         return self._await(waiter, timeout, f"{peer_name(peer)} to send {tag}")[2]
 
     def poll(self, peer: int, tag: Tag) -> Message | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from distensor.core.clock import Clock
 from distensor.core.errors import HandshakeError
 from distensor.transport.handshake import RetryableHandshakeError
+from distensor.transport.tls_sockets import TlsSocket
 from distensor.transport.types import Address, PathKind
 from distensor.transport.wire import cut_off
 
@@ -46,7 +46,7 @@ class Way:
 
     path: PathKind
     name: str
-    open: Callable[[float, Attempt], ssl.SSLSocket]
+    open: Callable[[float, Attempt], TlsSocket]
 
 
 @dataclass(slots=True, eq=False)
@@ -90,10 +90,10 @@ class Race:
         self._direct, self._relay, self._clock = direct, relay, clock
         self._changed = threading.Condition()
         self._attempts: list[Attempt] = []
-        self._winner: tuple[Way, ssl.SSLSocket] | None = None
+        self._winner: tuple[Way, TlsSocket] | None = None
         self._stopped = False
 
-    def run(self, timeout: float) -> tuple[Way, ssl.SSLSocket]:
+    def run(self, timeout: float) -> tuple[Way, TlsSocket]:
         """The first way that leads there.
 
         Raises:
@@ -123,7 +123,7 @@ class Race:
         for attempt in attempts:
             attempt.cancel()
 
-    def _alone(self, way: Way, timeout: float) -> tuple[Way, ssl.SSLSocket]:
+    def _alone(self, way: Way, timeout: float) -> tuple[Way, TlsSocket]:
         attempt = self._attempt(way)
         tls = way.open(timeout, attempt)
         attempt.let_go()
@@ -171,7 +171,7 @@ class Race:
     def _over(self) -> bool:
         return self._winner is not None or self._stopped
 
-    def _decide(self) -> tuple[Way, ssl.SSLSocket]:
+    def _decide(self) -> tuple[Way, TlsSocket]:
         with self._changed:
             winner, attempts = self._winner, list(self._attempts)
             self._stopped = True

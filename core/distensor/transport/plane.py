@@ -123,8 +123,7 @@ class DataPlane:
             PeerLostError: no such message is there, and the peer, or one of those `needed` for it to come, is lost.
             TransportTimeoutError: nothing came within `timeout` seconds (None: wait as long as the peer lives).
         """
-        self._link(peer)
-        return self._mailbox.get(peer, tag, timeout, needed)
+        return self._mailbox.get(peer, tag, timeout, needed, self._link(peer).inward.read_for)
 
     def poll(self, peer: int, tag: Tag) -> Message | None:
         """Like `recv`, where the message is there already; None otherwise."""
@@ -143,6 +142,8 @@ class DataPlane:
             PeerLostError: nothing is there and one of `peers` (None: of all) is lost.
             TransportTimeoutError: nothing came within `timeout` seconds.
         """
+        for link in self._links.values():
+            link.inward.resume()
         return self._mailbox.get_any(channel, timeout, peers)
 
     # -- the state of the links --------------------------------------------------------------------------------

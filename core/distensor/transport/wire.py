@@ -17,6 +17,7 @@ from distensor.core.errors import FrameError
 from distensor.transport.frames import PREFIX_SIZE, FrameKind, Prefix, decode_prefix, encode_prefix
 from distensor.transport.local_lanes import Connection, LocalSocket
 from distensor.transport.rates import RateLimit
+from distensor.transport.tls_sockets import TlsSocket
 from distensor.transport.types import Buffer, Channel, FrameLimits, Tag
 
 _RECORD = 1 << 14
@@ -38,6 +39,10 @@ class WireClosedError(OSError):
     """The connection ended between frames or inside one."""
 
 
+class NothingYetError(Exception):
+    """Nothing has come of the next part of a frame, and who reads does not wait for it."""
+
+
 class WireWriter:
     """Frames onto a connection. One thread at a time."""
 
@@ -45,7 +50,7 @@ class WireWriter:
 
     def __init__(self, tls: Connection, epoch: int, limit: RateLimit | None = None) -> None:
         self._tls = tls
-        self._gather = tls.gather if isinstance(tls, LocalSocket) else None
+        self._gather = tls.gather if isinstance(tls, TlsSocket | LocalSocket) else None
         self._limit = limit
         self._epoch = epoch
         self.bytes_sent = 0
@@ -69,6 +74,18 @@ class WireWriter:
             for buffer in buffers:
                 self._write(buffer, self._limit)
         self.messages_sent += 1
+
+    def data_now(self, tls: TlsSocket, prefix_and_header: bytes, buffers: Sequence[memoryview]) -> bool:
+        """`data`, as far as `tls` takes it without waiting; whether that was all of it. If not, `flush` sends the rest.
+
+        Counted as sent at once: of what is left the caller knows by the answer.
+        """
+        size = len(prefix_and_header) + sum(len(buffer) for buffer in buffers)
+        parts = [b"".join((prefix_and_header, *buffers))] if size < _JOIN_BELOW else [prefix_and_header, *buffers]
+        done = tls.offer(parts)
+        self.bytes_sent += size
+        self.messages_sent += 1
+        return done
 
     def _write_all(self, gather: Callable[[Sequence[Buffer]], int], parts: list[memoryview]) -> None:
         """One call for all parts, as long as there is room: the reader is woken once."""
@@ -135,12 +152,18 @@ class WireReader:
         "_ahead",
         "_clock",
         "_epoch",
+        "_filled",
+        "_filling",
+        "_header",
         "_limit",
         "_limits",
+        "_prefix",
         "_room",
         "_rooms",
+        "_started",
         "_tls",
         "bytes_received",
+        "look",
         "messages_received",
         "rate",
         "waiting",
@@ -166,6 +189,12 @@ class WireReader:
         self._room = memoryview(bytearray(read_ahead))
         self._ahead = self._room[:0]
         self._rooms = Rooms()
+        self._prefix: Prefix | None = None
+        self._header: bytes | None = None
+        self._filling: Buffer | None = None
+        self._filled, self._started = 0, 0.0
+        self.look: Callable[[], bool] | None = None
+        """Asked before each read that might block: whether there is something. Without it, reads block."""
         self.bytes_received = 0
         self.messages_received = 0
         self.waiting = False
@@ -174,17 +203,30 @@ class WireReader:
         self.rate: float | None = None
         """Bytes a second in which the newest large body came; None before the first."""
 
+    @property
+    def buffered(self) -> bool:
+        """Whether bytes have come of which the kernel knows nothing any more."""
+        if self._ahead:
+            return True
+        return not isinstance(self._tls, LocalSocket) and self._tls.pending() > 0
+
     def frame(self, limits: FrameLimits | None = None) -> tuple[Prefix, bytes, Buffer]:
         """The next frame, whole.
 
         Raises:
+            NothingYetError: `look` found nothing in the middle of it. The next call goes on from there.
             WireClosedError: the connection ended.
             FrameError: bytes that are not a frame.
             OSError: the connection broke.
         """
-        prefix = decode_prefix(self._small(PREFIX_SIZE), epoch=self._epoch, limits=limits or self._limits)
-        header = self._small(prefix.header_size) if prefix.header_size else b""
+        prefix = self._prefix
+        if prefix is None:
+            prefix = decode_prefix(self._small(PREFIX_SIZE), epoch=self._epoch, limits=limits or self._limits)
+            self._prefix = prefix
+        if self._header is None:
+            self._header = self._small(prefix.header_size) if prefix.header_size else b""
         body = self._timed_body(prefix.body_size) if prefix.body_size else b""
+        header, self._prefix, self._header = self._header, None, None
         if prefix.kind is FrameKind.DATA:
             self.messages_received += 1
         return prefix, header, body
@@ -192,7 +234,7 @@ class WireReader:
     def _small(self, size: int) -> bytes:
         """The usual case costs one copy: a small frame came whole with one read."""
         ahead = self._ahead
-        if len(ahead) < size:
+        if self._filling is not None or len(ahead) < size:
             return bytes(self._body(size))
         self._ahead = ahead[size:]
         return bytes(ahead[:size])
@@ -200,30 +242,36 @@ class WireReader:
     def _timed_body(self, size: int) -> Buffer:
         if self._clock is None or size < _TELLING:
             return self._body(size)
-        started = self._clock.monotonic()
+        if self._filling is None:
+            self._started = self._clock.monotonic()
         body = self._body(size)
-        self.rate = size / max(1e-9, self._clock.monotonic() - started)
+        self.rate = size / max(1e-9, self._clock.monotonic() - self._started)
         return body
 
     def _body(self, size: int) -> Buffer:
-        room = self._rooms.take(size) if size <= _MAP_ABOVE else _map(size)
+        """The next `size` bytes; what has come of them waits in `_filling` where the rest has not."""
+        if self._filling is None:
+            self._filling, self._filled = self._rooms.take(size) if size <= _MAP_ABOVE else _map(size), 0
+        room = self._filling
         view = memoryview(room)
-        done = min(size, len(self._ahead))
-        view[:done] = self._ahead[:done]
-        self._ahead = self._ahead[done:]
-        while size - done >= _RECORD:
-            done += self._receive(view[done:])
-        while done < size:
-            self._ahead = self._room[: self._receive(self._room)]
-            count = min(size - done, len(self._ahead))
-            view[done : done + count] = self._ahead[:count]
-            self._ahead = self._ahead[count:]
-            done += count
+        while (left := size - self._filled) > 0:
+            if self._ahead:
+                count = min(left, len(self._ahead))
+                view[self._filled : self._filled + count] = self._ahead[:count]
+                self._ahead = self._ahead[count:]
+                self._filled += count
+            elif left >= _RECORD:
+                self._filled += self._receive(view[self._filled :])
+            else:
+                self._ahead = self._room[: self._receive(self._room)]
+        self._filling = None
         if isinstance(room, bytearray):
             self._rooms.keep(room)
         return room
 
     def _receive(self, view: memoryview) -> int:
+        if self.look is not None and not self.buffered and not self.look():
+            raise NothingYetError
         if self._limit is not None and self._limit.active:
             view = view[: self._limit.piece(len(view))]  # a Unix socket would give megabytes at once
         count: int = self._tls.read(len(view), view)  # type: ignore[assignment]  # an int, when it is given a buffer

@@ -1,0 +1,111 @@
+"""Messages read by the thread that waits for them, by the connection's own, and by both in turn."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from transport_kit import Authority, mesh
+
+from distensor.core.errors import TransportTimeoutError
+from distensor.transport import Channel, FrameLimits, Tag
+from distensor.transport.frames import FrameKind, encode_prefix
+from distensor.transport.local_lanes import LocalSocket
+from distensor.transport.wire import NothingYetError, WireReader
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority()
+
+
+def tag(slot: int, step: int = 0, channel: Channel = Channel.P2P) -> Tag:
+    return Tag(channel, step=step, slot=slot)
+
+
+def test_who_waits_reads_for_himself_and_the_connection_is_watched_again_afterwards(authority: Authority) -> None:
+    with mesh(authority, 2) as planes:
+        with ThreadPoolExecutor(1) as pool:
+
+            def answer() -> None:
+                for step in range(100):
+                    assert planes[1].recv(0, tag(1, step), 20).header == b"ping"
+                    planes[1].send(0, tag(1, step), b"pong")
+
+            answering = pool.submit(answer)
+            for step in range(100):
+                planes[0].send(1, tag(1, step), b"ping")
+                assert planes[0].recv(1, tag(1, step), 20).header == b"pong"
+            answering.result(20)
+        assert all(planes[rank]._links[1 - rank].inward._turns for rank in planes)
+        planes[0].send(1, tag(2), b"unasked")  # nobody waits: its own thread brings it
+        arrived = threading.Event()
+        while not planes[1].has(0, tag(2)):
+            assert not arrived.wait(0.005)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_many_who_wait_for_one_peer_all_get_theirs_in_order(authority: Authority, seed: int) -> None:
+    """Exact receives in four threads, one that takes whatever comes on a channel, sizes that cut frames anywhere."""
+    draw = random.Random(seed)
+    sizes = {slot: [draw.choice([0, 10, 5_000, 70_000]) for _ in range(60)] for slot in range(5)}
+    order = [slot for slot in sizes for _ in sizes[slot]]
+    draw.shuffle(order)
+    with mesh(authority, 2) as planes, ThreadPoolExecutor(6) as pool:
+
+        def take(slot: int) -> list[int]:
+            return [len(planes[1].recv(0, tag(slot, step), 30).body) for step in range(len(sizes[slot]))]
+
+        def take_any() -> list[int]:
+            return [len(planes[1].recv_any(Channel.STATE, 30)[2].body) for _ in sizes[4]]
+
+        taking = {slot: pool.submit(take, slot) for slot in range(4)} | {4: pool.submit(take_any)}
+        steps = dict.fromkeys(sizes, 0)
+        for slot in order:
+            step = steps[slot]
+            channel = Channel.STATE if slot == 4 else Channel.P2P
+            planes[0].send(1, tag(slot, step, channel), b"", [bytearray(sizes[slot][step])])
+            steps[slot] += 1
+        assert {slot: found.result(60) for slot, found in taking.items()} == sizes
+
+
+def test_who_reads_for_himself_takes_no_more_than_there_is_room_for(authority: Authority) -> None:
+    with mesh(authority, 2, limits=FrameLimits(queued=1000)) as planes:
+        for step in range(4):
+            planes[0].send(1, tag(1, step), b"", [bytearray(800)])
+        planes[0].send(1, tag(2), b"behind them")
+        with pytest.raises(TransportTimeoutError):
+            planes[1].recv(0, tag(2), 0.1)
+        assert planes[1]._mailbox._queued_bytes[0] <= 1000
+        for step in range(4):
+            assert len(planes[1].recv(0, tag(1, step), 20).body) == 800
+        assert planes[1].recv(0, tag(2), 20).header == b"behind them"
+
+
+def test_a_frame_that_comes_in_pieces_is_gone_on_with_where_it_stopped() -> None:
+    ours, theirs = socket.socketpair()
+    body = bytes(range(256)) * 300
+    data = encode_prefix(FrameKind.DATA, 1, tag(3), 5, len(body)) + b"words" + body
+    there = False
+    with LocalSocket(ours.family, ours.type, fileno=ours.detach()) as connection, theirs:
+        reader = WireReader(connection, 1, FrameLimits())
+        reader.look = lambda: there
+        given, found = 0, None
+        while found is None:
+            assert given < len(data), "all of it is there, and no frame came"
+            piece = data[given : given + 997]
+            theirs.sendall(piece)
+            given += len(piece)
+            for there in (True, False):
+                try:
+                    reader.look = iter([there, False]).__next__
+                    found = reader.frame()
+                    break
+                except NothingYetError:
+                    continue
+        prefix, header, taken = found
+        assert (prefix.tag, header, bytes(taken)) == (tag(3), b"words", body)
+        assert reader.bytes_received == len(data) == given
