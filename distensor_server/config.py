@@ -17,6 +17,7 @@ from distensor_server.policy.policy import DEVICES, Policy, check_values, make_p
 from distensor_server.policy.table import BY_NAME
 
 DEFAULT_CPU_WORKERS = 1
+LAST_PORT = 65535
 AUTO = "auto"
 """As `host`: the address that leads to the hub (ownaddress.py)."""
 HOST_VARIABLE = "DISTENSOR_HOST"
@@ -34,6 +35,12 @@ class Limits:
     """A worker in a run that finishes nothing for so long is ended with that reason; 0: never."""
     metrics_port: int = 0
     """Loopback port of the Prometheus page; 0: none."""
+    worker_port_first: int = 0
+    """Workers listen on this port and those after it; 0: on any free one."""
+    worker_ports: int = 16
+    """How many ports that are: one for each worker, and for each that is just ending."""
+    open_ports: bool = False
+    """The owner's consent to ask the home's router to forward these ports (UPnP)."""
     update_check: bool = False
     """The owner's consent to ask `update_index` once a day whether there is a newer version."""
     update_index: str = ""
@@ -53,10 +60,23 @@ class Limits:
     def __post_init__(self) -> None:
         for name in LIMITS_KEYS:
             BY_NAME[name].check(getattr(self, name))
+        if self.worker_port_first + self.worker_ports > LAST_PORT + 1:
+            raise ConfigError(
+                f"worker_port_first = {self.worker_port_first} with worker_ports = {self.worker_ports}: expected ports "
+                f"up to {LAST_PORT}"
+            )
+        if self.open_ports and not self.worker_port_first:
+            raise ConfigError("open_ports = true: it needs worker_port_first, the first port that may be opened")
         if self.update_check and not self.update_index.startswith("https://"):
             raise ConfigError(
                 f"update_index = {self.update_index!r}: update_check needs the address of a list, https://..."
             )
+
+    @property
+    def worker_port_range(self) -> tuple[int, int] | None:
+        """First and last port on which workers listen; None for any."""
+        first = self.worker_port_first
+        return (first, first + self.worker_ports - 1) if first else None
 
 
 LIMITS_KEYS = frozenset(item.name for item in fields(Limits)) - {"policy"}

@@ -287,7 +287,13 @@ def _bounded_list(fields: Mapping[str, Any], name: str, read: Callable[[Any], An
 
 
 def assign_line(
-    assignment: Assignment, *, device_kind: DeviceKind, listen_host: str, memory_limit: int | None, threads: int
+    assignment: Assignment,
+    *,
+    device_kind: DeviceKind,
+    listen_host: str,
+    listen_ports: tuple[int, int] | None = None,
+    memory_limit: int | None,
+    threads: int,
 ) -> bytes:
     return encode_line(
         {
@@ -298,6 +304,7 @@ def assign_line(
             **_place(assignment),
             "device": {"kind": device_kind.value, "id": assignment.device_id},
             "listen_host": listen_host,
+            "listen_ports": listen_ports,
             "memory_limit": memory_limit,
             "threads": threads,
         }

@@ -76,6 +76,8 @@ class Node:
         self.state = StateDirectory(settings.state_dir)
         self.hold: Hold | None = None
         """What the owner asked for last; `owner.py` changes it."""
+        self.outside: tuple[str, ...] = ()
+        """Addresses by which the router lets others in, tried last: peers at home need none. `ports` changes them."""
         self.stopping: str | None = None
         """Why the node is on its way out."""
         self.woken_at: float | None = None
@@ -110,6 +112,7 @@ class Node:
         return WorkerSetup(
             command=machine.worker_command,
             listen_host=lambda: self.address.current,
+            listen_ports=lambda: self.limits.worker_port_range,
             logs=self.state.logs,
             mark=self.registry.mark,
             clock=machine.clock,
@@ -161,7 +164,7 @@ class Node:
 
     def describe(self) -> NodeInfo:
         """What the hub is told of this node."""
-        first, *others = candidates(self.address.look(), self.settings.advertise)
+        first, *others = *candidates(self.address.look(), self.settings.advertise), *self.outside
         return NodeInfo(
             name=self.settings.name,
             host=first,

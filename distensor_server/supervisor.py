@@ -33,6 +33,7 @@ from distensor_server.notify import Notifier
 from distensor_server.orphans import end_orphans
 from distensor_server.owner import OwnersWish
 from distensor_server.ownlog import OwnLog
+from distensor_server.ports.feature import OpenPorts
 from distensor_server.snapshot import SnapshotFile
 from distensor_server.surroundings.surroundings import Surroundings
 from distensor_server.updates import UpdateCheck
@@ -48,6 +49,7 @@ FEATURES: Sequence[FeatureFactory] = (
     Guard,
     MetricsPage,
     UpdateCheck,
+    OpenPorts,
     LogTail,
     Income,
     Benchmarks,

@@ -40,6 +40,8 @@ class WorkerSetup:
 
     command: Sequence[str]
     listen_host: Callable[[], str]
+    listen_ports: Callable[[], tuple[int, int] | None]
+    """First and last port; None for any."""
     logs: Path
     mark: str
     clock: Clock
@@ -186,6 +188,7 @@ class Workforce:
                 assignment,
                 device_kind=device.kind,
                 listen_host=self._setup.listen_host(),
+                listen_ports=self._setup.listen_ports(),
                 memory_limit=memory_limit,
                 threads=threads,
             ),

@@ -375,6 +375,27 @@ KEYS: tuple[Key, ...] = (
         help="loopback port of the Prometheus page; 0: none",
     ),
     Key(
+        name="worker_port_first",
+        kind=Kind.WHOLE,
+        default=0,
+        high=65535,
+        help="workers listen on this port and those after it; 0: on any free one",
+    ),
+    Key(
+        name="worker_ports",
+        kind=Kind.WHOLE,
+        default=16,
+        low=1,
+        high=256,
+        help="with worker_port_first: so many ports; twice the number of workers is enough",
+    ),
+    Key(
+        name="open_ports",
+        kind=Kind.SWITCH,
+        default=False,
+        help="ask the home's router to forward these ports to this machine (UPnP); needs distensor-server[upnp]",
+    ),
+    Key(
         name="update_check",
         kind=Kind.SWITCH,
         default=False,

@@ -49,6 +49,8 @@ class WorkerAssignment:
     device_kind: DeviceKind
     device_id: DeviceId
     listen_host: str
+    listen_ports: tuple[int, int] | None
+    """First and last port on which it may listen; None for any."""
     memory_limit: int | None
     threads: int
 
@@ -92,6 +94,7 @@ def parse_assignment(data: Mapping[str, Any]) -> WorkerAssignment:
         device_kind=kind,
         device_id=DeviceId(_get(device, "id", str)),
         listen_host=_get(data, "listen_host", str),
+        listen_ports=_ports(data.get("listen_ports")),
         memory_limit=limit if isinstance(limit, int) else None,
         threads=max(1, _get(data, "threads", int)),
     )
@@ -101,6 +104,18 @@ def parse_reassignment(data: Mapping[str, Any], now: WorkerAssignment) -> Worker
     """The same process as another rank of a later epoch. Raises ConfigError naming the field that is wrong."""
     epoch = Epoch(_get(data, "epoch", int))
     return replace(now, epoch=epoch, rank=Rank(_get(data, "rank", int)), parallel=_parallel(data))
+
+
+def _ports(value: object) -> tuple[int, int] | None:
+    """A supervisor of an older version says nothing of ports."""
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 2 or not all(type(port) is int for port in value):
+        raise ConfigError(f"assignment: listen_ports is {value!r:.60}; expected two ports or null")
+    first, last = value
+    if not 0 < first <= last <= 65535:
+        raise ConfigError(f"assignment: listen_ports is {first} to {last}; expected 1 <= first <= last <= 65535")
+    return first, last
 
 
 def _parallel(data: Mapping[str, Any]) -> ParallelConfig:

@@ -85,7 +85,9 @@ class WorkerRuntime:
             HandshakeError: a peer could not prove who it is.
             ProgramRejectedError, MemoryError, RuntimeError: what ends this process.
         """
-        with contextlib.closing(Listener.bind(self._assignment.listen_host)) as listener:
+        with contextlib.closing(
+            Listener.bind_one(self._assignment.listen_host, self._assignment.listen_ports)
+        ) as listener:
             desk = MembershipDesk(
                 self._assignment,
                 port=listener.address.port,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import threading
+from contextlib import suppress
 
 from distensor.core.errors import ConfigError
 from distensor.transport.types import Address
@@ -41,6 +42,24 @@ class Listener:
             ) from error
         bound.setblocking(False)
         return cls(bound)
+
+    @classmethod
+    def bind_one(cls, host: str, ports: tuple[int, int] | None) -> Listener:
+        """Listen on `host`, on the first port from `ports[0]` to `ports[1]` that is free; None takes any.
+
+        Raises:
+            ConfigError: none is free, or the address is none of this machine.
+        """
+        if ports is None:
+            return cls.bind(host)
+        first, last = ports
+        for port in range(first, last):
+            with suppress(ConfigError):
+                return cls.bind(host, port)
+        try:
+            return cls.bind(host, last)
+        except ConfigError as error:
+            raise ConfigError(f"no port from {first} to {last} is free at {host}: {error}") from error
 
     def fileno(self) -> int:
         """The descriptor to wait on; -1 once it is closed."""
