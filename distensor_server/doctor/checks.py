@@ -44,6 +44,7 @@ STEPS: Sequence[Step] = (
     Step(name="clock", check=network.clock),
     Step(name="host", check=network.reachable),
     Step(name="peers", check=network.peers),
+    Step(name="ports", check=network.ports),
     Step(name="service", check=service.service),
     Step(name="linger", check=service.linger),
 )

@@ -123,6 +123,23 @@ def peers(world: World) -> Finding:
     return ok("peers", f"connections to peers: {text}")
 
 
+def ports(world: World) -> Finding:
+    """What the router has opened, where the owner asked for it."""
+    running = world.look()
+    section = running.sections.get("ports") if not isinstance(running, Unavailable) else None
+    if not isinstance(section, dict) or not section.get("consent"):
+        return ok("ports", "the router is not asked to open any (open_ports)")
+    trouble = [str(each) for each in section.get("trouble") or ()]
+    opened = [each for each in section.get("open") or () if isinstance(each, int)]
+    if not opened or trouble:
+        text = "; ".join(trouble[:3]) or "nothing is open yet"
+        fix = "switch UPnP on at the router, forward the ports there by hand, or set open_ports to false"
+        return warning("ports", f"{len(opened)} open at the router: {text}", fix)
+    where = f"ports {opened[0]} to {opened[-1]} of {section.get('external') or 'an address that it does not tell'}"
+    lasting = "; this router keeps them open when the machine vanishes" if section.get("lasting") else ""
+    return ok("ports", f"the router forwards {where} to this machine{lasting}")
+
+
 def reachable(world: World) -> Finding:
     """Whether other machines' workers can reach this one's at the address that it gives them."""
     try:

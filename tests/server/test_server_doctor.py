@@ -338,3 +338,20 @@ def test_the_real_world_is_read_without_a_supervisor(tmp_path: Path) -> None:
     key.chmod(0o644)
     world = this_machine(environment, state=tmp_path / "state", socket_path=tmp_path / "s.sock", host="127.0.0.1")
     assert "chmod 600" in worst(network.key, world).finding
+
+
+@pytest.mark.parametrize(
+    ("section", "level", "words"),
+    [
+        (None, Level.OK, "not asked"),
+        ({"consent": False, "open": [], "trouble": []}, Level.OK, "not asked"),
+        ({"consent": True, "open": [], "trouble": ["no answer"]}, Level.WARNING, "0 open at the router: no answer"),
+        ({"consent": True, "open": [], "trouble": []}, Level.WARNING, "nothing is open yet"),
+        ({"consent": True, "open": [5, 6], "trouble": [], "external": "9.9.9.9"}, Level.OK, "ports 5 to 6 of 9.9.9.9"),
+        ({"consent": True, "open": [5], "trouble": [], "lasting": True}, Level.OK, "keeps them open"),
+    ],
+)
+def test_ports_are_what_the_router_has_opened(world: World, section: object, level: Level, words: str) -> None:
+    running = Snapshot(hello={}, sections={} if section is None else {"ports": section})
+    found = network.ports(replace(world, look=lambda: running))
+    assert (found.level, words in found.finding) == (level, True), found.finding
