@@ -18,7 +18,7 @@ from distensor.core.warm_up import RankFigures
 from distensor.nn import DistributedModel, StageMapping
 from distensor.testing.slow_links import SlowPlane
 from distensor.training import Trainer
-from distensor.training.pacing import MEASURED_STEPS, PipelinePacer
+from distensor.training.pacing import AGAIN_AFTER, MEASURED_STEPS, PipelinePacer
 from distensor.training.results import StepResult
 
 LINK = LinkSeconds(latency=0.001)
@@ -99,6 +99,20 @@ def test_ranks_that_say_nothing_leave_the_schedule_as_it_is() -> None:
     silent = {rank: found for rank, found in of_mesh(PARALLEL).items() if rank % 3 != 1}
     run(made, [silent] * 6)
     assert made.choice is None
+
+
+def test_links_are_measured_again_and_the_choice_follows_them() -> None:
+    made = pacer()
+    run(made, [of_mesh(PARALLEL)] * (1 + MEASURED_STEPS))
+    assert made.choice is not None
+    assert (made.rounds, made.choice.is_plain) == (1, True)
+    slow = of_mesh(PARALLEL, link=SLOW)
+    asked = run(made, [slow] * (AGAIN_AFTER + MEASURED_STEPS + 1))
+    assert asked == [False] * AGAIN_AFTER + [True] * MEASURED_STEPS + [False]
+    assert (made.rounds, made.depths > (2, 1, 0)) == (2, True)
+    assert made.figures[0].after == SLOW
+    run(made, [of_mesh(PARALLEL)] * (AGAIN_AFTER + MEASURED_STEPS))
+    assert (made.rounds, made.choice.is_plain) == (3, True)
 
 
 class Steps(nn.Module):

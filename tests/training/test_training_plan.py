@@ -137,6 +137,54 @@ def test_the_report_shows_it_all(planned: ds.Plan) -> None:
     assert text.endswith("mesh: not compared (no session is open)")
 
 
+def measured(link: LinkSeconds, flops: float) -> Mesh:
+    quick = LinkSeconds(latency=link.latency / 10)
+    links = {("desk", "shed"): quick, ("shed", "desk"): link}
+    return dataclasses.replace(mesh(8), measures=MeshMeasures(links=links, speed={"desk": 2 * flops, "shed": flops}))
+
+
+@pytest.mark.parametrize("schedule", ["auto", "gpipe"])
+def test_what_was_measured_says_how_long_a_step_will_be(schedule: str) -> None:
+    """A forward of a stage takes a second here, so a micro-batch there and back takes 12 and 6 messages."""
+    forward = float(2 * 2 * WIDTH * WIDTH)
+    link = LinkSeconds(latency=2.0, occupied=0.5)
+    seen = measured(link, forward)
+    plan = ds.plan(
+        model(4),
+        parallel=ds.ParallelConfig(pipeline_parallel=4),
+        batch=batch(),
+        loss=squared,
+        micro_batches=6,
+        mesh=seen,
+        schedule=schedule,
+    )
+    assert plan.over_links is not None
+    assert plan.schedule == {"auto": "1f1b"}.get(schedule, schedule)
+    assert (plan.over_links.nodes, plan.over_links.link, plan.over_links.speed) == (("shed", "desk"), link, forward)
+    assert plan.over_links.seconds >= 12 + 6 * link.total + 5 * 3
+    assert bool(plan.over_links.warm_up) is (schedule == "auto")
+    assert f"over measured links: about {plan.over_links.seconds:.3g} s a step" in str(plan)
+    assert "slowest link shed to desk, 2000.0 ms and 500.0 ms busy" in str(plan)
+    quick = ds.plan(
+        model(4),
+        parallel=ds.ParallelConfig(pipeline_parallel=4),
+        batch=batch(),
+        loss=squared,
+        micro_batches=6,
+        mesh=measured(LinkSeconds(latency=0.001), forward),
+        schedule=schedule,
+    )
+    assert quick.over_links is not None
+    assert quick.over_links.seconds < plan.over_links.seconds
+
+
+def test_nothing_is_said_of_links_that_nobody_measured_or_uses(planned: ds.Plan) -> None:
+    assert planned.over_links is None
+    seen = measured(LinkSeconds(latency=1.0), 1e9)
+    alone = ds.plan(model(4), parallel=ds.ParallelConfig(data_parallel=2), batch=batch(), loss=squared, mesh=seen)
+    assert alone.over_links is None
+
+
 def test_looped_stages_are_on_their_ranks() -> None:
     parallel = ds.ParallelConfig(pipeline_parallel=2)
     plan = ds.plan(model(4), parallel=parallel, batch=batch(), loss=squared, mesh=mesh(2), schedule="interleaved")

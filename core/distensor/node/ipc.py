@@ -49,7 +49,7 @@ class WorkerAssignment:
     device_kind: DeviceKind
     device_id: DeviceId
     listen_host: str
-    listen_ports: tuple[int, int] | None
+    listen_ports: tuple[int, int] | None = None
     """First and last port on which it may listen; None for any."""
     memory_limit: int | None
     threads: int

@@ -80,7 +80,7 @@ class TrainingJob:
         self._note_measures = note_measures
         self._note_links = note_links
         self._notes = NoteSender()
-        self._measured = False
+        self._told_rounds = 0
         self._apart = False
         self._trained = False
         self._take_mesh(options.parallel)
@@ -342,12 +342,12 @@ class TrainingJob:
                 self._recover(error, None)
 
     def _tell_measures(self, parts: Sequence[Sequence[Mapping[str, Tensor]]]) -> None:
-        """Once, when the ranks have measured themselves and their links."""
+        """Whenever the ranks have measured themselves and their links."""
         figures = self._pacer.figures
-        if figures and not self._measured:
+        if figures and self._pacer.rounds != self._told_rounds:
             mean = max(1, round(self._ranks.mean_rows(parts)))
             self._note_measures(mesh_measures(self._ranks.pieces, self.topology, figures, mean))
-            self._measured = True
+            self._told_rounds = self._pacer.rounds
 
     def _report_units(self, step: int, attempt: Attempt) -> None:
         """For the epoch in which the work was done, by whoever did it, those included that are lost since."""

@@ -141,7 +141,13 @@ def _check_tensor_parallel(parallel: ParallelConfig, model: DistributedModel) ->
     )
 
 
+AUTO = "auto"
+"""As `schedule`: the one that adapts to measured links; with several stages a rank, the one that fits them."""
+
+
 def _schedule(name: str, *, ranks: int, stages: int) -> Schedule:
+    if name == AUTO:
+        return Schedule.ONE_F_ONE_B  # with several stages a rank it is the interleaved one
     schedule = parse_schedule(name)
     if stages % ranks == 0:  # otherwise the sizes are a problem of their own, whatever the schedule
         check_schedule(schedule, ranks=ranks, stages=stages)

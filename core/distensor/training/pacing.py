@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 UNMEASURED_STEPS = 1
 """The first step prepares memory and kernels; its times say nothing about the others."""
 MEASURED_STEPS = 3
+AGAIN_AFTER = 200
+"""Steps from one choice to the next measurement: a home's line is another one in the evening."""
 
 
 class PipelinePacer:
@@ -33,23 +35,19 @@ class PipelinePacer:
         self._ranks = ranks
         self._schedule = schedule
         self._stages = stages
-        self._open = ranks > 1 and takes_warm_up(schedule, ranks=ranks, stages=stages)
-        self._steps = 0
+        self._adapts = self._open = ranks > 1 and takes_warm_up(schedule, ranks=ranks, stages=stages)
+        self._steps = self._since = 0
         self._measured: list[Mapping[int, RankFigures]] = []
+        self.figures: dict[int, RankFigures] = {}
+        """What each rank measured last, typical of the steps; empty until that is done."""
+        self.rounds = 0
+        """How often they have measured."""
         self.choice: WarmUp | None = None
 
     @property
     def depths(self) -> tuple[int, ...]:
         """Forwards ahead on each rank; empty while the schedule's own are used."""
         return () if self.choice is None else self.choice.depths
-
-    @property
-    def figures(self) -> dict[int, RankFigures]:
-        """What each rank measured, typical of the steps; empty until that is done."""
-        if len(self._measured) < MEASURED_STEPS:
-            return {}
-        ranks = sorted({rank for step in self._measured for rank in step})
-        return {rank: _typical([step[rank] for step in self._measured if rank in step]) for rank in ranks}
 
     def order(self) -> dict[str, Any]:
         """Words of the `step` command."""
@@ -64,12 +62,21 @@ class PipelinePacer:
         if self._steps == 1 and self._ranks > 1:
             self._say_bubble(micro_batches)
         known = {rank: found for rank, found in figures.items() if found is not None}
-        if not self._open or not known:
-            return
-        self._measured.append(known)
+        if not self._open:
+            self._since += 1
+            self._open = self._adapts and self._since >= AGAIN_AFTER
+        elif known:
+            self._measured.append(known)
         if len(self._measured) == MEASURED_STEPS:
-            self._open = False
-            self._choose(micro_batches)
+            self._open, self._since = False, 0
+            self._conclude(micro_batches)
+            self._measured = []
+
+    def _conclude(self, micro_batches: int) -> None:
+        ranks = sorted({rank for step in self._measured for rank in step})
+        self.figures = {rank: _typical([step[rank] for step in self._measured if rank in step]) for rank in ranks}
+        self.rounds += 1
+        self._choose(micro_batches)
 
     def _say_bubble(self, micro_batches: int) -> None:
         bubble = predicted_bubble(self._schedule, ranks=self._ranks, stages=self._stages, micro_batches=micro_batches)
@@ -83,6 +90,7 @@ class PipelinePacer:
         places = [self._of_place(place) for place in range(self._ranks)]
         if not all(places):
             return
+        before = self.depths
         self.choice = choose_warm_up(
             seconds=[_stage_seconds(found) for found in places],
             borders=[
@@ -92,12 +100,12 @@ class PipelinePacer:
             micro_batches=micro_batches,
             most_in_flight=[_least([each.most_in_flight for each in found]) for found in places],
         )
-        logger.info("%s", self.choice)
+        if self.depths != before:
+            logger.info("%s", self.choice)
 
     def _of_place(self, place: int) -> list[RankFigures]:
         """One for each rank at that place of a pipeline: what is typical of the steps."""
-        ranks = {rank for step in self._measured for rank in step if self._layout.coordinates(rank).pp == place}
-        return [_typical([step[rank] for step in self._measured if rank in step]) for rank in sorted(ranks)]
+        return [found for rank, found in self.figures.items() if self._layout.coordinates(rank).pp == place]
 
 
 def _typical(found: Sequence[RankFigures]) -> RankFigures:

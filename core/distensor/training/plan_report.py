@@ -14,6 +14,7 @@ from distensor.core.problems import Problems
 from distensor.core.reading import Reading, Unavailable
 from distensor.core.schedules import Schedule
 from distensor.core.table import bytes_text, count_text, table
+from distensor.training.plan_links import OverLinks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +62,8 @@ class Plan:
     """Operations that tensor or context parallelism has no rule for: they run whole on every rank of the axis."""
     mesh: Reading[Mesh]
     problems: tuple[UserError, ...]
+    over_links: OverLinks | None = None
+    """The same over links that jobs of this session have measured; None before that."""
 
     def check(self) -> None:
         """Raise what stands in the way: one problem as the error that it is, several as one error with all of them.
@@ -80,6 +83,7 @@ class Plan:
             "replicas",
             table(_RANK_HEADERS, [_rank_row(rank) for rank in self.ranks]),
             f"pipeline bubble {self.bubble:.1%} of a step (links and unequal devices not counted)",
+            *([] if self.over_links is None else [str(self.over_links)]),
             *_layout_lines(self.layouts),
             *(f"gathered: {gather}" for gather in self.gathers),
             self._mesh_line(),

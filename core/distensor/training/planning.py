@@ -19,6 +19,7 @@ from distensor.training.batches import row_count, row_major, split_rows
 from distensor.training.counting import ForwardCost, count
 from distensor.training.options import TrainerOptions
 from distensor.training.pieces import MeshPieces
+from distensor.training.plan_links import over_links
 from distensor.training.plan_report import Plan, RankPlan
 from distensor.training.sessions import current_session
 
@@ -143,6 +144,13 @@ def _predict(pieces: MeshPieces, options: TrainerOptions, batch: Any, mesh: Read
         gathers=pieces.gathers,
         mesh=mesh,
         problems=problems.found,
+        over_links=over_links(
+            mesh,
+            schedule=options.schedule,
+            lists=lists,
+            flops=[cost.flops for cost in costs[0, 0]],
+            micro_batches=micro_batches,
+        ),
     )
 
 

@@ -81,8 +81,8 @@ class WireWriter:
         Counted as sent at once: of what is left the caller knows by the answer.
         """
         size = len(prefix_and_header) + sum(len(buffer) for buffer in buffers)
-        parts = [b"".join((prefix_and_header, *buffers))] if size < _JOIN_BELOW else [prefix_and_header, *buffers]
-        done = tls.offer(parts)
+        whole: Sequence[Buffer] = (prefix_and_header, *buffers)
+        done = tls.offer((b"".join(whole),) if size < _JOIN_BELOW else whole)
         self.bytes_sent += size
         self.messages_sent += 1
         return done
