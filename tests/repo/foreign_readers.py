@@ -159,6 +159,7 @@ OUTSIDE = {
     "program.guards:parse_guards": "what torch.export says of the user's own model",
     "program.signatures:parse": "lines of our own table of operations",
     "transport.local_lanes:LocalSocket.read": "no decoder: bytes off a socket",
+    "transport.tls_sockets:TlsSocket.read": "no decoder: OpenSSL takes records apart",
     "distensor_server.cli:read": "no decoder: a thread that waits for the end of standard input",
     "distensor_server.addresses:read_interfaces": "the kernel's own answer about the interfaces of this machine",
     "distensor_server.devices.cgroup:read_limits": "files of the kernel",

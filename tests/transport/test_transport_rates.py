@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,6 +98,20 @@ def test_a_capped_plane_carries_the_same_bytes(local: bool, tmp_path: Path) -> N
         planes[0].limit_rates(send=None, receive=None)
         planes[0].send(1, Tag(Channel.META, 8), b"", [payload]).wait(30.0)
         assert bytes(planes[1].recv(0, Tag(Channel.META, 8), 30.0).body) == payload
+
+
+@pytest.mark.parametrize("capped", ["send", "receive"])
+def test_the_measured_rate_is_not_above_the_cap(capped: str) -> None:
+    """A slow machine may be slower than its cap, and never faster."""
+    rate, size = 4e6, 1 << 20
+    with mesh(Authority(), 2) as planes:
+        planes[0].limit_rates(send=rate if capped == "send" else None, receive=None)
+        planes[1].limit_rates(send=None, receive=rate if capped == "receive" else None)
+        began = time.monotonic()
+        planes[0].send(1, Tag(Channel.META, 7), b"", [bytes(size)])
+        assert len(planes[1].recv(0, Tag(Channel.META, 7), 30.0).body) == size
+        measured = (size - BURST_SECONDS * rate) / (time.monotonic() - began)
+        assert measured <= rate
 
 
 @pytest.mark.parametrize("capped", ["send", "receive"])

@@ -54,6 +54,11 @@ class WorkerAssignment:
     memory_limit: int | None
     threads: int
 
+    @property
+    def listen(self) -> tuple[str, tuple[int, int] | None]:
+        """Where: `Listener.bind_one` takes it."""
+        return self.listen_host, self.listen_ports
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerPlace:

@@ -85,9 +85,7 @@ class WorkerRuntime:
             HandshakeError: a peer could not prove who it is.
             ProgramRejectedError, MemoryError, RuntimeError: what ends this process.
         """
-        with contextlib.closing(
-            Listener.bind_one(self._assignment.listen_host, self._assignment.listen_ports)
-        ) as listener:
+        with contextlib.closing(Listener.bind_one(*self._assignment.listen)) as listener:
             desk = MembershipDesk(
                 self._assignment,
                 port=listener.address.port,

@@ -37,7 +37,7 @@ Frame = tuple[Prefix, bytes, Buffer]
 
 
 class Inbound:
-    """Reads one connection. `run` is the body of its thread; `read_for` may be called by any other."""
+    """Reads one connection. `run` is the body of its thread; `take_for` may be called by any other."""
 
     def __init__(
         self,
@@ -71,7 +71,10 @@ class Inbound:
         alarm, bell = socket.socketpair()
         with alarm, bell:
             self._bell = bell
-            return self._run(alarm)
+            try:
+                return self._run(alarm)
+            finally:  # from here on the descriptor may be somebody else's: nobody looks at it any more
+                self._end = self._end or ("the reader of its messages failed", False)
 
     def _run(self, alarm: socket.socket) -> tuple[str, bool]:
         idle = select.poll()
@@ -118,7 +121,7 @@ class Inbound:
 
     # -- whoever waits -----------------------------------------------------------------------------------------
 
-    def read_for(self, done: Callable[[], bool], timeout: float | None) -> None:
+    def take_for(self, done: Callable[[], bool], timeout: float | None) -> None:
         """Read what comes until `done`, unless somebody reads already or nothing comes in a moment.
 
         Called with no lock held; `done` is asked between frames and parts of frames.

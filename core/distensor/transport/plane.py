@@ -123,7 +123,7 @@ class DataPlane:
             PeerLostError: no such message is there, and the peer, or one of those `needed` for it to come, is lost.
             TransportTimeoutError: nothing came within `timeout` seconds (None: wait as long as the peer lives).
         """
-        return self._mailbox.get(peer, tag, timeout, needed, self._link(peer).inward.read_for)
+        return self._mailbox.get(peer, tag, timeout, needed, self._link(peer).inward.take_for)
 
     def poll(self, peer: int, tag: Tag) -> Message | None:
         """Like `recv`, where the message is there already; None otherwise."""
