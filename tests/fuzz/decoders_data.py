@@ -20,7 +20,7 @@ from distensor.node.notebook import parse_note
 from distensor.node.orders import parse_number, parse_plan, parse_step, parse_wanted, split_batches, split_parts
 from distensor.node.pacer import Pacer
 from distensor.node.recovery import parse_resolve
-from distensor.node.sharing import parse_share
+from distensor.node.sharing import parse_join, parse_share
 from distensor.optim import OptimizerSpec
 from distensor.optim.distro import codec as sparse_codec
 from distensor.optim.distro.layout import make_layout
@@ -37,6 +37,7 @@ from distensor.testing.fuzzing import Decoder
 from distensor.training.checkpoint_manifest import FileEntry, Group, Manifest, TensorEntry, TensorSpec
 from distensor.training.checkpoint_shards import read_tensors
 from distensor.training.data_position import DataPosition
+from distensor.training.joining import read_join
 from distensor.training.members import read_status
 from distensor.training.replies import Reply, read_loss, read_step
 from distensor.training.taking_over import read_handed_over
@@ -55,9 +56,11 @@ PLAN: dict[str, Any] = {
     "recompute": "layer", "sync": "zero3",
 }  # fmt: skip
 SUMS = {"loss": 1.5, "weight": 8.0, "norm": 0.5}
-SHARE = {"sources": [0, 1], "joiners": [2], "step": 4}
+SHARE = {"sources": [0, 1], "joiners": [2], "step": 4, "begin": True}
+JOIN = {"sources": [0, 1], "offers": [{"joiner": 2, "number": 1, "wanted": ["0/a"]}]}
+JOINED = {"left": 3, "number": 1, "wanted": {"0": ["0/a"]}}
 RESOLVE = {"step": 4, "sums": SUMS}
-STATUS = {"step": 4, "prepared": None, "sums": SUMS}
+STATUS = {"step": 4, "prepared": None, "sums": SUMS, "exchanges": 2, "missing": 0}
 STEP: dict[str, Any] = {
     "step": 3, "lr": 0.1, "total_steps": 5, "tokens_per_second": 12.5, "warm_up": [3, 1], "measure": True,
     "micro_batches": 2, "number": 4, "wanted": ["0/weight"],
@@ -222,6 +225,8 @@ def orders() -> list[Decoder]:
         of_json("node.ipc:parse_topology", parse_topology, TOPOLOGY),
         of_json("node.ipc:parse_reassignment", lambda value: parse_reassignment(value, assignment), ASSIGN),
         of_json("node.sharing:parse_share", lambda value: parse_share(value, 4), SHARE),
+        of_json("node.sharing:parse_join", lambda value: parse_join(value, 4), JOIN),
+        of_json("training.joining:read_join", lambda value: read_join(reply(value), (0, 1)), JOINED),
         of_json("node.recovery:parse_resolve", parse_resolve, RESOLVE),
         of_json("node.notebook:parse_note", lambda value: parse_note(value, {}), {"note": {"parts": ["a"], "paid": 3}}),
         of_json("training.taking_over:read_handed_over", lambda value: read_handed_over(handed(value)), HANDED),

@@ -136,6 +136,19 @@ def test_commands_go_to_all_and_answers_come_in_rank_order(
     assert torch.equal(tensors["x"], torch.ones(2))
 
 
+def test_a_command_to_some_lets_the_others_pass(planes: dict[int, DataPlane], connection: JobConnection) -> None:
+    """All ranks number commands alike: a pipeline's messages carry the number of the step's command."""
+    for rank in (0, 1):
+        answer(planes, rank, OK)
+    assert [reply.rank for reply in connection.command(Command.SHARE, {"step": 3}, only=[1])] == [1]
+    for rank in (0, 1):
+        answer(planes, rank, OK, sequence=1)
+    connection.command(Command.STEP, {})
+    for rank, said in ((0, {"command": "pass"}), (1, {"command": "share", "step": 3})):
+        assert receive_named(planes[rank], -1, Channel.CONTROL, 0, SECONDS)[0] == said
+        assert receive_named(planes[rank], -1, Channel.CONTROL, 1, SECONDS)[0] == {"command": "step"}
+
+
 @pytest.mark.parametrize(
     ("meta", "kind", "says"),
     [

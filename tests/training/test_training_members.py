@@ -12,6 +12,7 @@ from distensor.core import ParallelConfig, RankLayout
 from distensor.core.errors import PlacementError, StateLostError, WorkerFailedError, WorkerLostError
 from distensor.core.regrouping import Regrouping
 from distensor.testing.clock import FakeClock
+from distensor.training.joining import read_join
 from distensor.training.members import NO_HOPE, Membership, Share, Status, read_status, settlement
 from distensor.training.next_epoch import MembersMissingError
 from distensor.training.replies import Reply
@@ -24,6 +25,10 @@ DP2_PP2 = RankLayout(ParallelConfig(data_parallel=2, pipeline_parallel=2))
 
 def status(rank: int, step: int | None, prepared: int | None = None, sums: Mapping[str, Any] | None = None) -> Status:
     return Status(rank=rank, step=step, prepared=prepared, sums=sums)
+
+
+def apart(rank: int, step: int | None, exchanges: int) -> Status:
+    return Status(rank=rank, step=step, prepared=None, sums=None, exchanges=exchanges)
 
 
 def test_nobody_had_decided_so_the_step_is_begun_anew() -> None:
@@ -65,9 +70,23 @@ def test_a_place_that_nobody_holds_is_named() -> None:
 
 def test_replicas_that_all_lack_an_exchange_hold_the_same() -> None:
     """Stage 0 has applied what it exchanged in step 5; no replica of stage 1 got through its own exchange."""
-    found = settlement([status(0, 5), status(1, 4), status(2, 5), status(3, 4)], DP2_PP2, 5)
+    found = settlement([apart(0, 5, 1), apart(1, 4, 0), apart(2, 5, 1), apart(3, 4, 0)], DP2_PP2, 5, apart=True)
     assert found.resolved == (0, 2)
     assert found.shares == {}
+
+
+def test_a_replica_that_lacks_an_exchange_gets_what_came_of_it_and_a_new_one_too() -> None:
+    found = settlement([apart(0, 8, 2), apart(1, 7, 1), apart(2, None, 0)], DP3, 8, apart=True)
+    assert found.resolved == (0,)
+    assert list(found.shares.values()) == [Share(sources=(0,), joiners=(1, 2))]
+
+
+def test_a_replica_that_lacks_a_step_of_its_own_does_without_it() -> None:
+    found = settlement([apart(0, 7, 1), apart(1, 6, 1), apart(2, 7, 1)], DP3, 7, apart=True)
+    assert found.resolved == (0, 2)
+    assert found.shares == {}
+    with pytest.raises(StateLostError, match="pipeline rank 1"):
+        settlement([apart(0, 7, 1), apart(1, None, 0), apart(2, 7, 1), apart(3, None, 0)], DP2_PP2, 8, apart=True)
 
 
 @pytest.mark.parametrize("meta", [{"step": -1}, {"step": "5"}, {"step": True}, {"step": 1, "sums": []}], ids=str)
@@ -94,6 +113,9 @@ class Mesh:
         self.full = 0
         self.asked_for: list[Regrouping] = []
         self.commands: list[Command] = []
+        self.idle: list[frozenset[int]] = []
+        self.left = [1, 0]
+        self.offers: list[Any] = []
         self.holding = dict.fromkeys(range(parallel.world_size), 3)
         self._enter(parallel)
         self._next = parallel
@@ -149,14 +171,24 @@ class Mesh:
         ranks = self.ranks if only is None else sorted(only)
         if command is Command.SHARE:
             self.holding.update(dict.fromkeys(ranks, 3))
-        metas = {rank: {"step": self.holding.get(rank), "digest": "d"} for rank in ranks}
+        metas: dict[int, dict[str, Any]] = {rank: {"step": self.holding.get(rank)} for rank in ranks}
+        if command is Command.JOIN:
+            for rank in ranks:
+                self._join(metas[rank], extra[rank])
         return [Reply(rank=rank, who=f"rank {rank}", meta=metas[rank], tensors={}) for rank in ranks]
+
+    def _join(self, answer: dict[str, Any], order: Mapping[str, Any]) -> None:
+        self.offers += order.get("offers", [])
+        if "sources" in order:
+            left = self.left.pop(0)
+            wanted = {str(order["sources"][0]): ["0/w"]} if left else {}
+            answer.update(left=left, number=1, wanted=wanted)
 
 
 def members(mesh: Mesh, clock: FakeClock, *, replicas: int = 3, restorable: bool = False) -> Membership:
     return Membership(
-        mesh, replicas=replicas, clock=clock, bytes_per_rank=lambda _: (), equal=True, cut=False,
-        restorable=lambda: restorable, on_change=lambda _: None,
+        mesh, replicas=replicas, clock=clock, bytes_per_rank=lambda _: (), apart=False, cut=False,
+        restorable=lambda: restorable, on_change=lambda _: None, on_idle=mesh.idle.append,
     )  # fmt: skip
 
 
@@ -208,6 +240,35 @@ def test_a_missing_replica_is_asked_for_and_let_in() -> None:
     assert mesh.topology.parallel.data_parallel == 3
     assert mesh.asked_for[-1].continues == (0, 1, None)
     assert mesh.commands == [Command.STATUS, Command.SHARE]
+    assert mesh.idle == [frozenset({2})], "it takes part, and trains nothing yet"
+    membership.tend()
+    assert mesh.offers == [{"joiner": 2, "number": 1, "wanted": ["0/w"]}]
+    assert mesh.idle == [frozenset({2})]
+    membership.tend()
+    assert mesh.idle == [frozenset({2}), frozenset()]
+    assert mesh.commands[2:] == [Command.JOIN] * 3
+
+
+def test_who_had_not_got_all_goes_on_where_it_was_in_the_next_epoch() -> None:
+    halfway = Status(rank=1, step=4, prepared=5, sums=None, missing=3)
+    found = settlement([status(0, 5, sums=SUMS), halfway, status(2, 5, sums=SUMS)], DP3, 5)
+    assert found.resolved == (0, 1, 2), "it knows the sums of the step as all do"
+    assert found.shares == {}
+    with pytest.raises(StateLostError):
+        settlement([status(0, None), halfway], RankLayout(ParallelConfig(data_parallel=2)), None)
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"left": -1, "number": 0, "wanted": {}}, {"left": 1, "number": "1", "wanted": {}}, {"left": 1, "number": 1},
+        {"left": 1, "number": 1, "wanted": {"7": ["a"]}}, {"left": 1, "number": 1, "wanted": {"0": [3]}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_an_answer_of_one_that_joins_is_checked(meta: dict[str, Any]) -> None:
+    with pytest.raises(WorkerFailedError, match="rank 1"):
+        read_join(Reply(rank=1, who="rank 1", meta=meta, tensors={}), (0, 2))
 
 
 def test_where_there_is_no_place_it_is_asked_less_and_less_often() -> None:

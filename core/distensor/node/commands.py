@@ -10,6 +10,7 @@ from distensor.core import Clock
 from distensor.core.digests import programs_digest
 from distensor.core.errors import ConfigError, ProgramRejectedError
 from distensor.node.faults import FaultPhase
+from distensor.node.fetching import Fetcher, Givers
 from distensor.node.notebook import Notebook, parse_note
 from distensor.node.snapshots import restore, take_snapshot
 from distensor.transport.driver import Command
@@ -28,7 +29,16 @@ if TYPE_CHECKING:
 
 
 _OF_THE_EPOCH = frozenset(
-    {Command.LOAD, Command.STATUS, Command.SHARE, Command.RESOLVE, Command.DIGEST, Command.TAKE_OVER}
+    {
+        Command.LOAD,
+        Command.STATUS,
+        Command.SHARE,
+        Command.RESOLVE,
+        Command.DIGEST,
+        Command.TAKE_OVER,
+        Command.JOIN,
+        Command.PASS,
+    }
 )
 
 
@@ -78,10 +88,12 @@ class Commands:
         self._notebook = Notebook()
         self._in_hand: _StepInHand | None = None
         self._after_reply: Callable[[], None] | None = None
+        self._fetcher: Fetcher | None = None
 
     def enter(self, assignment: WorkerAssignment, plane: DataPlane, snapshots: SnapshotServer) -> None:
         """From now on commands are of the epoch of `assignment`, and come over `plane`."""
         self._assignment, self._plane, self._snapshots = assignment, plane, snapshots
+        self._givers, self._fetcher = Givers(plane), Fetcher(plane, self._clock)
 
     def finish(self) -> None:
         """Do what need not delay the answer to the newest command, once."""
@@ -105,6 +117,7 @@ class Commands:
         from distensor.node.orders import parse_number, parse_wanted, split_batches
         from distensor.node.recovery import finite, report_fields
 
+        self._begin_fetching()
         if command in _OF_THE_EPOCH:
             return self._of_the_epoch(engine, command, sequence, meta, tensors)
         engine.require_load()
@@ -150,6 +163,11 @@ class Commands:
             return self._hand_over(engine)
         return self._begin_epoch(engine, command, sequence, meta, tensors), {}
 
+    def _begin_fetching(self) -> None:
+        """What was asked for in the command before: the driver has waited until it was copied."""
+        if self._fetcher is not None:
+            self._fetcher.begin()
+
     def _begin_epoch(
         self,
         engine: ShardEngine,
@@ -169,8 +187,12 @@ class Commands:
                 return status_of(engine)
             case Command.SHARE:
                 return self._share(engine, sequence, meta)
+            case Command.JOIN:
+                return self._join(engine, meta)
             case Command.RESOLVE:
                 return self._resolve(engine, meta)
+            case Command.PASS:
+                return {}
             case _:
                 engine.require_load()
                 return {"digest": digest(engine)}
@@ -252,6 +274,24 @@ class Commands:
             "load": dict(self._loaded.meta),
             "programs": programs_digest(self._loaded.programs),
         }, tensors
+
+    def _join(self, engine: ShardEngine, meta: Mapping[str, Any]) -> dict[str, Any]:
+        """A step further on the way of those that take part without having all weights yet."""
+        from distensor.node.sharing import parse_join
+
+        engine.require_load()
+        fetcher = self._fetcher
+        assert fetcher is not None, "an epoch was entered"
+        order = parse_join(meta, self._assignment.parallel.world_size)
+        for offer in order.offers:
+            self._givers.offer(engine, offer.joiner, offer.number, offer.keys)
+        fetcher.admit(engine)
+        number: int = 0
+        wanted: dict[int, list[str]] = {}
+        if order.sources and engine.filling is not None and not fetcher.busy:
+            number, wanted = fetcher.order(engine, order.sources)
+        left = 0 if engine.filling is None else engine.filling.left
+        return {"left": left, "number": number, "wanted": {str(source): keys for source, keys in wanted.items()}}
 
     def _settle(self, engine: ShardEngine, hand: _StepInHand, report: StepReport) -> None:
         """What all ranks have decided is done here, then claimed, once."""

@@ -18,7 +18,7 @@ from distensor.core.schedules import (
     rank_of_stage,
     splits_backward,
 )
-from distensor.node.faults import FaultPhase
+from distensor.node.faults import FaultPhase, Loss
 from distensor.node.groups import NO_GROUPS, MeshGroups, torch_groups
 from distensor.node.held_state import HeldState
 from distensor.node.link_probe import Neighbours
@@ -56,6 +56,7 @@ class ShardEngine(HeldState):
         pacer: says when to rest between micro-batches; by default never.
         reach: told of each phase of a step, with its number; a fault on purpose may come there.
         aggregators: of the epoch, where it has some.
+        loss: what happens on purpose to updates that replicas exchange; by default all arrive.
     """
 
     def __init__(
@@ -69,9 +70,11 @@ class ShardEngine(HeldState):
         pacer: Pacer | None = None,
         reach: Callable[[FaultPhase, int], None] = lambda _phase, _step: None,
         aggregators: Aggregators | None = None,
+        loss: Loss | None = None,
     ) -> None:
         super().__init__()
         self._reach = reach
+        self._loss = loss
         self._device = device
         self._clock = clock
         self._pacer = pacer
@@ -94,7 +97,7 @@ class ShardEngine(HeldState):
             ProgramRejectedError: a program that is not allowed, or stages that are not this rank's.
         """
         check_stages(plan, programs, self._layout, self._rank)
-        self._loaded, self._owed, self.decided, self.prepared = False, None, None, None
+        self._loaded, self._owed, self.decided, self.prepared, self.filling = False, None, None, None, None
         if self._store is not None:
             self._store.close()
         check_slices(plan)
@@ -142,6 +145,10 @@ class ShardEngine(HeldState):
         if self._loaded and self._store is not None and self._store.cut:
             self._loaded = False
         if self._loaded and self._store is not None:
+            if self.filling is not None:
+                self.settle()
+                self.filling.give_up_orders()
+            self._updater.part()  # before the way to the other replicas is another one
             self._store.close()
             self._store = self._replicated(self._plan)
             self._take_place(self._store)
@@ -378,7 +385,9 @@ class ShardEngine(HeldState):
         group, sparse = self._groups.replicas, plan.optimizer.sparse
         if sparse is None or group is None:
             return Alone()
-        peers = GroupExchange(group, torch.device("cpu"))
+        me, loss = group.rank(), self._loss
+        arrives = None if loss is None else lambda turn, sender: not loss.takes(turn, sender, me)
+        peers = GroupExchange(group, torch.device("cpu"), arrives=arrives)
         if self._aggregators is None:
             return peers
         return self._aggregators.exchange(peers, sparse, list(map(int, self._layout.group_of(self._rank, Axis.DP))))

@@ -1,4 +1,5 @@
-"""Faults on purpose, for tests and demonstrations: this process kills or stops itself at a given point of a step.
+"""Faults on purpose, for tests and demonstrations: this process kills or stops itself at a given point of a step, or
+does not get some of the updates that replicas exchange.
 
 The script comes in an environment variable that the supervisor hands on; without it nothing happens. Each fault is of
 one epoch, so that the process that takes the place of the one that died does not die of it too.
@@ -6,12 +7,15 @@ one epoch, so that the process that takes the place of the one that died does no
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import Any
 
 from distensor.core.errors import ConfigError
 
@@ -59,23 +63,50 @@ def fail_at(rank: int, step: int, phase: FaultPhase | str, *, epoch: int = 1, si
     return Fault(rank=rank, step=step, phase=found, epoch=epoch, signal=signal)
 
 
-def environment_of(*faults: Fault) -> dict[str, str]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loss:
+    """A `share` of the updates that replicas exchange does not arrive: drawn anew for each exchange, sender and
+    receiver, alike in every run of the same `seed`."""
+
+    share: float
+    seed: int = 0
+
+    def takes(self, turn: int, sender: int, receiver: int) -> bool:
+        """Whether the update of `sender` in exchange number `turn` of an epoch is lost on its way to `receiver`."""
+        drawn = hashlib.sha256(f"{self.seed} {turn} {sender} {receiver}".encode()).digest()
+        return int.from_bytes(drawn[:8]) < self.share * 2**64
+
+
+def lose(share: float, *, seed: int = 0) -> Loss:
+    """Raises ConfigError for a share that is none."""
+    if isinstance(share, bool) or not isinstance(share, int | float) or not (math.isfinite(share) and 0 <= share <= 1):
+        raise ConfigError(f"lose={share!r}: expected a share of the messages, from 0 to 1")
+    return Loss(share=float(share), seed=seed)
+
+
+def environment_of(*faults: Fault | Loss) -> dict[str, str]:
     """The variable that carries these faults."""
     return {VARIABLE: json.dumps([asdict(fault) for fault in faults])}
+
+
+def _fault_of(fields: dict[str, Any]) -> Fault | Loss:
+    return lose(**fields) if "share" in fields else fail_at(**fields)
 
 
 class FaultScript:
     """What this process is to suffer."""
 
-    def __init__(self, faults: tuple[Fault, ...] = ()) -> None:
-        self._faults = faults
+    def __init__(self, faults: tuple[Fault | Loss, ...] = ()) -> None:
+        self._faults = tuple(fault for fault in faults if isinstance(fault, Fault))
+        self.loss = next((fault for fault in faults if isinstance(fault, Loss)), None)
+        """What happens to updates that replicas exchange; None: they arrive."""
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> FaultScript:
         """Raises ConfigError for a variable that is no script."""
         text = environment.get(VARIABLE, "")
         try:
-            return cls(tuple(fail_at(**fields) for fields in json.loads(text)) if text else ())
+            return cls(tuple(_fault_of(fields) for fields in json.loads(text)) if text else ())
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{VARIABLE}={text[:100]!r}: {error}") from error
 

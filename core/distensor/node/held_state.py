@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from distensor.core.errors import ConfigError, ProgramRejectedError
+from distensor.node.filling import Filling
 from distensor.node.orders import chosen
 from distensor.node.step_report import Update
 from distensor.optim.sharing import part_state, whole_state
@@ -33,6 +34,7 @@ class HeldState:
         self._runners: dict[int, StageRunner] = {}
         self._store: WeightStore | None = None
         self._owed: Update | None = None
+        self.filling: Filling | None = None  # what is not here yet, while this rank takes part already
 
     @property
     def own_stages(self) -> list[int]:
@@ -66,8 +68,12 @@ class HeldState:
     def settle(self) -> None:
         """Carry out the update that the last step decided on, unless that has been done."""
         owed, self._owed = self._owed, None
-        if owed is not None:
+        if owed is None:
+            return
+        if self.filling is None:
             self._updater.step(owed.lr, owed.scale, exchange=owed.exchange)
+        else:
+            self.filling.carry_out(owed)
 
     def exchange(self) -> None:
         """Replicas that take steps of their own exchange what came of them since the last time."""
@@ -103,6 +109,67 @@ class HeldState:
         """What another rank of this place needs to go on from here: weights and buffers, and the optimizer's state."""
         held = {**self._weights.updated, **self._buffers()}
         return {key: tensor.detach() for key, tensor in held.items()}, self._updater.state()
+
+    def everything_of(self, keys: Sequence[str]) -> tuple[dict[str, Tensor], State]:
+        """Of `everything`, the weights and buffers `keys` and their state.
+
+        Raises:
+            ProgramRejectedError: one that is not here.
+        """
+        weights, state = self.everything()
+        return chosen(weights, keys), {key: fields for key, fields in state.items() if key in set(keys)}
+
+    def await_weights(self) -> None:
+        """Programs are here; all weights are still to come from other ranks."""
+        self.filling = Filling(self.everything()[0], self._updater)
+
+    def sizes_of(self, key: str) -> dict[str, int]:
+        """The most elements that the weight `key` (under "") and each field of its state have."""
+        weight = self.everything()[0][key]
+        fields = self._updater.layout(key) if key in self._updater.keys else {}
+        return {"": weight.numel(), **{name: math.prod(shape) for name, (_, shape) in fields.items()}}
+
+    def fill(self, key: str, weight: Tensor, fields: Mapping[str, Tensor]) -> None:
+        """A weight that was missing has come, with its state.
+
+        Raises:
+            ProgramRejectedError: it does not fit.
+        """
+        self.settle()
+        assert self.filling is not None, "something is missing"
+        try:
+            self.filling.fill(key, weight, fields)
+        except ConfigError as error:
+            raise ProgramRejectedError(str(error)) from error
+        if not self.filling.left:
+            self.filling = None
+
+    def handed_on(self) -> tuple[dict[str, Tensor], State]:
+        """`everything` that is not this replica's own, where replicas exchange updates."""
+        held = {**self._weights.updated, **self._updater.common(), **self._buffers()}
+        return {key: tensor.detach() for key, tensor in held.items()}, self._updater.handed_on()
+
+    @property
+    def exchanges(self) -> int:
+        """How many exchanges of replicas are in what they have in common."""
+        return self._updater.exchanges
+
+    @property
+    def exchanging(self) -> bool:
+        """Whether replicas keep their own gradients and exchange updates."""
+        return self._updater.spec.sparse is not None
+
+    def adopt(self, tensors: Mapping[str, Tensor], state: State, exchanges: int, *, fresh: bool) -> None:
+        """Stand where another replica stands, which gave what it has `handed_on`.
+
+        Raises:
+            ProgramRejectedError: state that does not fit.
+        """
+        self.settle()
+        try:
+            self._updater.adopt(tensors, state, exchanges, fresh=fresh)
+        except ConfigError as error:
+            raise ProgramRejectedError(str(error)) from error
 
     def replace(self, tensors: Mapping[str, Tensor]) -> None:
         """Overwrite parameters and buffers by "stage/name". Raises ProgramRejectedError for a name or shape of none."""

@@ -18,15 +18,18 @@ def status_of(engine: ShardEngine) -> dict[str, Any]:
     """How far this rank got.
 
     `step` is the newest that it committed, None where it holds nothing; `sums` are what all ranks added up for it;
-    `prepared` is a step that lacks nothing but those sums.
+    `prepared` is a step that lacks nothing but those sums; `exchanges` counts those of replicas that exchange updates,
+    `missing` the weights that have not come yet to a rank that takes part already.
     """
     if not engine.loaded:
-        return {"step": None, "prepared": None, "sums": None}
+        return {"step": None, "prepared": None, "sums": None, "exchanges": 0, "missing": 0}
     done, ready = engine.decided, engine.prepared
     return {
         "step": 0 if done is None else done.number,
         "prepared": None if ready is None else ready.number,
         "sums": None if done is None or done.report is None else _sums_fields(done.report.sums),
+        "exchanges": engine.exchanges,
+        "missing": 0 if engine.filling is None else engine.filling.left,
     }
 
 

@@ -93,8 +93,8 @@ class WorkerRuntime:
                 emitter=self._emitter,
                 on_seat=self._give_up_opening,
             )
+            self._warm_up()  # whoever says 'ready' keeps no other rank waiting
             desk.start()
-            self._warm_up()
             threading.Thread(target=self._leave_on_drain, args=(desk,), name="drain-watch", daemon=True).start()
             epoch = -1
             while (seat := desk.next(epoch)) is not None:
@@ -156,6 +156,9 @@ class WorkerRuntime:
     def _warm_up(self) -> None:
         """Load torch before anybody listens for us: loading holds the interpreter for longer than a peer may be silent.
         A device that is not there is told later, where the driver hears of it too."""
+        import distensor.node.engine
+        import distensor.node.sharing
+        import distensor.transport.c10d  # noqa: F401 - all that the first commands need
         from distensor.node.device import torch_device
 
         with contextlib.suppress(ConfigError, RuntimeError):
@@ -224,6 +227,7 @@ class WorkerRuntime:
             pacer=self._pacer,
             reach=self._reach,
             aggregators=self._aggregators,
+            loss=self._faults.loss,
         )
 
     def _reach(self, phase: FaultPhase, step: int) -> None:

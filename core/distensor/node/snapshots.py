@@ -5,6 +5,7 @@ Making the copy is all that a step waits for.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from distensor.transport import DataPlane
 
 
+STATE = "state/"
+"""Before the name of what the optimizer keeps, where it stands beside the weights."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Copy:
     number: int
@@ -29,10 +34,11 @@ class _Copy:
 
 
 class SnapshotServer:
-    """Holds at most one copy. Its thread starts with the first one and ends with the connection to the driver."""
+    """Holds at most one copy, for one peer. Its thread starts with the first one and ends with the connection to it."""
 
-    def __init__(self, plane: DataPlane) -> None:
+    def __init__(self, plane: DataPlane, peer: int = DRIVER_RANK) -> None:
         self._plane = plane
+        self._peer = peer
         self._copy = _Copy(number=-1, tensors={})
         self._thread: threading.Thread | None = None
 
@@ -42,22 +48,23 @@ class SnapshotServer:
         copied = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in tensors.items()}
         self._copy = _Copy(number=number, tensors=copied)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="snapshots", daemon=True)
+            self._thread = threading.Thread(target=self._serve, name=f"snapshots-for-{self._peer}", daemon=True)
             self._thread.start()
 
     def _serve(self) -> None:
         request = 0
         try:
             while True:
-                meta, _ = receive_named(self._plane, DRIVER_RANK, Channel.SNAPSHOT, request, None, most=0)
+                meta, _ = receive_named(self._plane, self._peer, Channel.SNAPSHOT, request, None, most=0)
                 answer, tensors = self._answer(meta)
-                send_named(self._plane, DRIVER_RANK, Channel.SNAPSHOT, request, answer, tensors)
+                send_named(self._plane, self._peer, Channel.SNAPSHOT, request, answer, tensors)
                 request += 1
         except TransportError:
-            self._copy = _Copy(number=-1, tensors={})  # the driver is gone, and nobody else may ask
+            self._copy = _Copy(number=-1, tensors={})  # the peer is gone, and nobody else may ask
 
     def _answer(self, meta: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """One piece; or, where no tensor is named, the copy is no longer needed."""
+        """One piece, with shape and hash of the whole where it is to be described, and `absent` where there is none.
+        Where no tensor is named, the copy is no longer needed."""
         copy = self._copy
         key = meta.get("key")
         if meta.get("number") != copy.number:
@@ -67,8 +74,11 @@ class SnapshotServer:
             return {"code": ReplyCode.OK.value}, {}
         tensor = copy.tensors.get(key) if isinstance(key, str) else None
         if tensor is None:
-            return _refused(f"{str(key)[:100]!r} is not part of snapshot {copy.number}")
-        return _piece(tensor, meta.get("start"))
+            return {**_refused(f"{str(key)[:100]!r} is not part of snapshot {copy.number}")[0], "absent": True}, {}
+        words, pieces = _piece(tensor, meta.get("start"))
+        if meta.get("describe") is True:
+            words |= {"shape": list(tensor.shape), "hash": hash_of(tensor)}
+        return words, pieces
 
 
 def take_snapshot(
@@ -98,11 +108,26 @@ def restore(engine: ShardEngine, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         ProgramRejectedError: state that is not this optimizer's.
     """
+    engine.load_optimizer_state(by_parameter(engine, tensors))
+
+
+def by_parameter(engine: ShardEngine, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """State named "stage/name/field", of each parameter that is trained here and of all that are named."""
     state: dict[str, dict[str, Tensor]] = {key: {} for key in engine.trained}
     for name, tensor in tensors.items():
         key, _, field = name.rpartition("/")
         state.setdefault(key, {})[field] = tensor.detach()
-    engine.load_optimizer_state(state)
+    return state
+
+
+def hash_of(tensor: Tensor) -> str:
+    """SHA-256 of the elements."""
+    import torch
+
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    if not flat.numel():
+        return hashlib.sha256().hexdigest()
+    return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
 
 
 def _piece(tensor: Tensor, start: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from distensor.core.errors import ConfigError
+from distensor.core.errors import ConfigError, TransportError
 from distensor.optim.build import build_optimizer, set_learning_rate
 from distensor.optim.distro.local import ANCHOR, DiLoCo, LocalSteps
 from distensor.optim.distro.protection import Exchanged
-from distensor.optim.distro.sparse import SparseOptimizer
+from distensor.optim.distro.sparse import RESIDUAL, SparseOptimizer
 from distensor.optim.sparse_spec import LOCAL
 from distensor.optim.spec import OptimizerSpec
 
@@ -57,12 +57,15 @@ class Updater:
         kept = set(self.spec.no_decay)
         return replace(self.spec, no_decay=tuple(key for key in self._parameters if name_of(key) in kept))
 
-    def step(self, lr: float, scale: float = 1.0, *, exchange: bool = True) -> None:
+    def step(self, lr: float, scale: float = 1.0, *, exchange: bool = True, only: Set[str] | None = None) -> None:
         """One update by `scale` times the gradients in `.grad`, which are changed by it. Without one: no change.
 
         Args:
             exchange: whether replicas that take steps of their own exchange now what came of them.
+            only: these parameters; of all others the gradient is put away, and nothing else happens to them.
         """
+        for key in self._parameters.keys() - (self._parameters.keys() if only is None else only):
+            self._parameters[key].grad = self._targets[key].grad = None
         for key in self._half:
             gradient = self._parameters[key].grad
             self._targets[key].grad = None if gradient is None else gradient.to(self._targets[key].dtype)
@@ -75,7 +78,7 @@ class Updater:
         elif self._optimizer is not None:
             self._optimizer.step()
         self._round_masters()
-        self._average()
+        self._average(self._averages.keys() if only is None else only)
 
     def exchange(self) -> None:
         """What replicas do that take steps of their own, without one."""
@@ -89,6 +92,52 @@ class Updater:
         if isinstance(self._optimizer, SparseOptimizer):
             self._optimizer.settle()
             self._round_masters()
+
+    def part(self) -> None:
+        """The members have changed: an exchange that is on its way is applied where all of it came here, and undone
+        where it did not. Nothing is asked of others."""
+        with suppress(TransportError, RuntimeError):  # as torch reports a peer that went away
+            self.settle()
+
+    @property
+    def exchanges(self) -> int:
+        """How many exchanges are in the weights that all replicas have in common; where gradients are summed, none."""
+        optimizer = self._optimizer
+        return optimizer.applied if isinstance(optimizer, SparseOptimizer | DiLoCo) else 0
+
+    def handed_on(self) -> State:
+        """Of `state`, what another replica may go on from: all but what this one alone has still to send, and the
+        steps that it has taken since the last exchange."""
+        return {
+            key: {field: value for field, value in fields.items() if field not in (RESIDUAL, LOCAL)}
+            for key, fields in self.state().items()
+        }
+
+    def adopt(self, weights: Mapping[str, Tensor], state: State, exchanges: int, *, fresh: bool) -> None:
+        """Stand where another replica stands after so many exchanges, which gave its common `weights` and what it has
+        `handed_on`. What is this replica's own stays, but for steps since the last exchange; unless it is `fresh`.
+
+        Raises:
+            ConfigError: as `load_state` does.
+        """
+        check_names(state, self._parameters)
+        self._overwrite({key: tensor for key, tensor in weights.items() if key in self._parameters})
+        self.load_state({key: self._adopted(key, fields, fresh=fresh) for key, fields in state.items()})
+        if isinstance(self._optimizer, SparseOptimizer | DiLoCo):
+            self._optimizer.applied = exchanges
+
+    def _adopted(self, key: str, given: Mapping[str, Tensor], *, fresh: bool) -> dict[str, Tensor]:
+        own = frozenset[str]() if fresh or self.spec.sparse is None else self.spec.sparse.own_fields
+        mine = {field: value for field, value in self._state_of(key).items() if field in own}
+        fields, layout = {**given, **mine}, self.layout(key)
+        if RESIDUAL in layout and fields.keys() - {MASTER, EMA}:
+            dtype, shape = layout[RESIDUAL]
+            fields.setdefault(RESIDUAL, torch.zeros(shape, dtype=dtype))
+        if LOCAL in layout and ANCHOR in fields:
+            fields[LOCAL] = fields[ANCHOR]
+            if MASTER in layout:
+                fields[MASTER] = fields[ANCHOR]
+        return fields
 
     @property
     def exchanged(self) -> Exchanged | None:
@@ -124,13 +173,14 @@ class Updater:
                 self._targets[key].grad = None
                 self._parameters[key].copy_(self._targets[key])
 
-    def _average(self) -> None:
-        if self.spec.ema is None or not self._averages:
+    def _average(self, keys: Set[str]) -> None:
+        averages, local = [own for key, own in self._averages.items() if key in keys], self._optimizer
+        if self.spec.ema is None or not averages:
             return
-        averages, local = list(self._averages.values()), self._optimizer
         now = [
             local.anchor_of(t).to(t.dtype) if isinstance(local, LocalSteps) else t.detach()
-            for t in self._targets.values()
+            for key, t in self._targets.items()
+            if key in keys
         ]
         with torch.no_grad():
             torch._foreach_mul_(averages, self.spec.ema)
@@ -182,6 +232,17 @@ class Updater:
             check_fields(key, fields, layouts[key])
         for key, fields in state.items():
             self._load_one(key, fields)
+
+    def take_over(self, key: str, fields: Mapping[str, Tensor]) -> None:
+        """Like `load_state`, for one parameter, whose value has been replaced."""
+        check_fields(key, fields, self.layout(key))
+        self.refresh({key})
+        self._load_one(key, fields)
+
+    @property
+    def trainable(self) -> Mapping[str, Tensor]:
+        """The parameters that are updated."""
+        return self._parameters
 
     @property
     def keys(self) -> Set[str]:

@@ -199,7 +199,8 @@ class JobConnection:
         most_bytes: Mapping[int, int] | None = None,
         only: Collection[int] | None = None,
     ) -> list[Reply]:
-        """Send one command to all ranks, or to those of `only`, and wait for all answers, in rank order.
+        """Send one command to all ranks, or to those of `only`, and wait for all answers, in rank order. The others are
+        told to pass: all ranks number commands alike, and what they say to each other by these numbers.
 
         `tensors` and `extra` (meta data) are per rank, and so are the most bytes of tensors that an answer may hold;
         by default none.
@@ -210,12 +211,14 @@ class JobConnection:
             ProgramRejectedError: a worker refused its program.
         """
         sequence, self._sequence = self._sequence, self._sequence + 1
-        ranks = self.ranks if only is None else sorted(only)
+        asked = set(self.ranks if only is None else only)
         try:
-            for rank in ranks:
+            for rank in self.ranks:
                 own = {**meta, **((extra or {}).get(rank, {})), "command": command.value}
+                own = own if rank in asked else {"command": Command.PASS.value}
                 send_named(self._plane, rank, Channel.CONTROL, sequence, own, (tensors or {}).get(rank, {}))
-            return self._collect(sequence, most_bytes or {}, None, ranks)
+            replies = self._collect(sequence, most_bytes or {}, None, self.ranks)
+            return [reply for reply in replies if reply.rank in asked]
         except PeerLostError as error:
             raise self._lost(error) from error
 

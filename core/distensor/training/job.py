@@ -89,17 +89,18 @@ class TrainingJob:
         self._rank_links: dict[int, tuple[LinkBytes, ...]] = {}
         self._earlier_links: Counter[tuple[int, int]] = Counter()
         self._members: Membership | None = None
-        if options.elastic and (optimizer is None or not optimizer.keeps_apart):
+        if options.elastic:
             connection.exit_reason_seconds = 0.0
             self._members = Membership(
                 connection,
                 replicas=options.parallel.data_parallel,
                 clock=clock,
                 bytes_per_rank=lambda parallel: replace(pieces, parallel=parallel).bytes_per_rank(),
-                equal=options.sync is Sync.ALLREDUCE,
+                apart=optimizer is not None and optimizer.sparse is not None,
                 cut=options.sync is Sync.ZERO3,
                 restorable=restorable,
                 on_change=self._take_mesh,
+                on_idle=self._rest,
             )
 
     @classmethod
@@ -198,10 +199,18 @@ class TrainingJob:
         self._replicas = ReplicaWatch(RankLayout(parallel), self._ranks.pieces.trained_elements())
         self._pacer = PipelinePacer(parallel=parallel, schedule=self._options.schedule, stages=self._options.stages)
 
+    def _rest(self, idle: frozenset[int]) -> None:
+        self._ranks.idle = idle
+
+    def _complete(self) -> None:
+        """Wait until all ranks hold all that they should."""
+        if self._members is not None:
+            self._with_members(self._members.complete)
+
     @property
     def replicas(self) -> int:
-        """How many take part now."""
-        return self._ranks.pieces.parallel.data_parallel
+        """How many train now; others may be among the ranks to which weights are still to come."""
+        return self._ranks.pieces.parallel.data_parallel - len(self._ranks.idle)
 
     @property
     def topology(self) -> Topology:
@@ -386,6 +395,7 @@ class TrainingJob:
     def digests(self) -> list[str]:
         """A hash of all that each rank holds, weights and optimizer state, in rank order: equal on ranks of one place,
         where replicas hold the same."""
+        self._complete()
         replies = self._persisting(lambda: self._connection.command(Command.DIGEST, {}))
         return [str(reply.meta.get("digest"))[:64] for reply in replies]
 
@@ -398,6 +408,7 @@ class TrainingJob:
 
     def push(self) -> None:
         """Send the module's present weights to all ranks."""
+        self._complete()
         self._persisting(self._ranks.push)
 
     def snapshot(self) -> JobSnapshot:
@@ -407,13 +418,14 @@ class TrainingJob:
 
     def restore(self, saved: Saved) -> None:
         """Bring the optimizer state of a checkpoint to the ranks; their weights are the module's already."""
+        self._complete()
         self._trained = True
         self._persisting(lambda: self._ranks.restore(saved))
 
     def exchange(self) -> None:
         """Let replicas that took steps of their own since the last exchange bring them together."""
         if self._apart:
-            self._connection.command(Command.EXCHANGE, {})
+            self._persisting(lambda: self._connection.command(Command.EXCHANGE, {}))
             self._apart = False
 
     def end(self, state: JobState, reason: str = "") -> None:

@@ -3,7 +3,8 @@
 A loss ends the epoch. The ranks that are left go on in the next one, as many replicas as they make up, with what they
 hold; the step in hand is committed by all of them where any rank had decided it, and begun anew where none had. A
 replica that is missing is asked for in the background while the others train, and comes in between two steps, with
-the state of ranks of its own places, checked by hash.
+the state of ranks of its own places, checked by hash. Where gradients are summed it takes part from then on, and its
+state comes while the others train (`joining.py`); else they wait for the copy.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from distensor.core.errors import (
     WorkerLostError,
 )
 from distensor.core.regrouping import Place, Regrouping, place_of, with_replaced, with_replicas, without_lost
+from distensor.training.joining import Joining
 from distensor.training.next_epoch import MembersMissingError
 from distensor.training.replies import Reply, agreed
 from distensor.transport.driver import Command
@@ -43,6 +45,7 @@ START_SECONDS = 90.0
 FIRST_TRY_SECONDS, LONGEST_TRY_SECONDS = 1.0, 60.0
 """The wait before a missing replica is asked for, and between two tries at most."""
 RETRY_SECONDS = 1.0
+POLL_SECONDS = 0.005
 MOST_SOURCES = 4
 NO_HOPE = (
     "No other rank holds what it held, and there is no checkpoint to go on from: use data_parallel above 1, or "
@@ -90,12 +93,16 @@ class Members(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
-    """How far a rank got: its newest committed step (None: it holds nothing), and one that lacks only the sums."""
+    """How far a rank got: its newest committed step (None: it holds nothing), and one that lacks only the sums.
+    `exchanges`: how many are in what it has in common with the other replicas, where these exchange updates."""
 
     rank: int
     step: int | None
     prepared: int | None
     sums: Mapping[str, Any] | None
+    exchanges: int = 0
+    missing: int = 0
+    """Weights that have not come yet to a rank that takes part already."""
 
 
 class Membership:
@@ -104,10 +111,12 @@ class Membership:
     Args:
         replicas: how many there should be.
         bytes_per_rank: predicted memory for a mesh.
-        equal: whether ranks of one place hold the same to the bit.
+        apart: whether replicas keep their own gradients and exchange updates, so that ranks of one place hold the same
+            to the bit only in part.
         cut: whether a weight is cut over the replicas, so that the loss of any rank is one of state.
         restorable: whether lost state can be had from elsewhere.
         on_change: called with the mesh of each epoch that was entered, before anything is asked of its ranks.
+        on_idle: called with the replicas that cannot train yet, since weights are still to come to them.
     """
 
     def __init__(
@@ -117,19 +126,22 @@ class Membership:
         replicas: int,
         clock: Clock,
         bytes_per_rank: Callable[[ParallelConfig], tuple[int, ...]],
-        equal: bool,
+        apart: bool,
         cut: bool,
         restorable: Callable[[], bool],
         on_change: Callable[[ParallelConfig], None],
+        on_idle: Callable[[frozenset[int]], None],
     ) -> None:
         self._connection = connection
         self._replicas = replicas
         self._clock = clock
         self._bytes_per_rank = bytes_per_rank
-        self._equal = equal
+        self._apart = apart
         self._cut = cut
         self._restorable = restorable
         self._on_change = on_change
+        self._on_idle = on_idle
+        self._joining = Joining({})
         self._growth: _Growth | None = None
         self._try_at = clock.monotonic()
         self._wait = FIRST_TRY_SECONDS
@@ -205,20 +217,67 @@ class Membership:
         self._on_change(self.parallel)
         self._wait, self._try_at = FIRST_TRY_SECONDS, self._clock.monotonic() + FIRST_TRY_SECONDS
         statuses = [read_status(reply) for reply in self._connection.command(Command.STATUS, {})]
-        plan = settlement(statuses, RankLayout(self.parallel), step)
+        plan = settlement(statuses, RankLayout(self.parallel), step, apart=self._apart)
         answers: list[Reply] = []
         if plan.resolved:
             meta = {"step": step, "sums": plan.sums}
             answers = self._connection.command(Command.RESOLVE, meta, only=plan.resolved)
         if plan.shares:
             newest = max(status.step or 0 for status in statuses)
-            share_out(self._connection, plan.shares, newest, equal=self._equal)
+            share_out(self._connection, plan.shares, newest, begin=self.beside, equal=False)
+        self._join(statuses, plan.shares)
         return answers
+
+    def _join(self, statuses: Sequence[Status], shares: Mapping[Place, Share]) -> None:
+        """Who takes part without having everything: those that came, and those that had not got all before."""
+        layout = RankLayout(self.parallel)
+        fresh = {rank for share in shares.values() for rank in share.joiners} if self.beside else set()
+        lacking = fresh | {status.rank for status in statuses if status.missing}
+        whole = {status.rank for status in statuses if status.step is not None} - lacking
+        places = {rank: place_of(layout.coordinates(rank)) for rank in self._connection.ranks}
+        self._joining = Joining(
+            {
+                rank: [other for other in sorted(whole) if places[other] == places[rank]][:MOST_SOURCES]
+                for rank in sorted(lacking)
+            }
+        )
+        self._tell_idle()
+
+    def _tell_idle(self) -> None:
+        layout = RankLayout(self.parallel)
+        self._on_idle(frozenset(layout.coordinates(rank).dp for rank in self._joining.ranks))
+
+    @property
+    def beside(self) -> bool:
+        """Whether state may come while the others train: each weight's update depends on sums that all ranks have."""
+        return not self._apart and not self._cut
+
+    def complete(self) -> None:
+        """Wait until nothing is missing anywhere."""
+        while self._joining.ranks:
+            self._advance()
+            self._clock.sleep(POLL_SECONDS)
+
+    def _advance(self) -> None:
+        before = set(self._joining.ranks)
+        try:
+            self._joining.advance(self._connection)
+        except StateLostError:
+            raise
+        except WorkerLostError as error:
+            self.recover(error, None)
+            return
+        if done := before - set(self._joining.ranks):
+            logger.info("ranks %s hold all that the others hold, and train from now on", sorted(done))
+            self._tell_idle()
 
     # -- growing --------------------------------------------------------------------------------------------------
 
     def tend(self) -> None:
         """Between two steps: ask for a replica that is missing, and let it in once it is ready."""
+        if self._joining.ranks:
+            self._advance()
+            return
         if self.parallel.data_parallel >= self._replicas:
             return
         growth, now = self._growth, self._clock.monotonic()
@@ -297,9 +356,12 @@ class Settlement:
     shares: Mapping[Place, Share]
 
 
-def settlement(statuses: Sequence[Status], layout: RankLayout, step: int | None) -> Settlement:
+def settlement(statuses: Sequence[Status], layout: RankLayout, step: int | None, *, apart: bool = False) -> Settlement:
     """Pure. A step is decided from sums over all ranks, which each rank enters with its gradients complete: where one
     rank has those sums, every other can commit from them.
+
+    Where replicas take their steps `apart` and exchange updates, a rank that was not in the step does without it; what
+    ranks of one place have in common is made the same.
 
     Raises:
         StateLostError: some place of the mesh has nobody that holds anything.
@@ -316,25 +378,40 @@ def settlement(statuses: Sequence[Status], layout: RankLayout, step: int | None)
     by_place: dict[Place, list[Status]] = {}
     for status in statuses:
         by_place.setdefault(place_of(layout.coordinates(status.rank)), []).append(status)
-    shares = {place: share for place, here in by_place.items() if (share := _share_at(place, here, able)) is not None}
+    share_at = _share_of_exchanges if apart else _share_at
+    shares = {place: share for place, here in by_place.items() if (share := share_at(place, here, able)) is not None}
     return Settlement(resolved=tuple(sorted(able)) if in_hand else (), sums=sums, shares=shares)
 
 
 def _share_at(place: Place, here: Sequence[Status], able: Collection[int]) -> Share | None:
-    holders = [status.rank for status in here if status.rank in able]
-    if not holders:
-        # Replicas that exchange updates may all lack the last one; they hold the same all the same.
-        best = max((status.step for status in here if status.step is not None), default=None)
-        if best is None:
-            tp, pp, cp = place
-            raise StateLostError(f"nobody holds the weights of tensor rank {tp}, pipeline rank {pp}, context rank {cp}")
-        holders = [status.rank for status in here if status.step == best]
+    """Ranks to which weights are still to come go on as they are, if they can commit the step."""
+    whole = [status.rank for status in here if status.rank in able and not status.missing]
+    if not whole:
+        raise _nobody_holds(place)
+    joiners = tuple(status.rank for status in here if status.rank not in able)
+    return Share(sources=tuple(whole[:MOST_SOURCES]), joiners=joiners) if joiners else None
+
+
+def _share_of_exchanges(place: Place, here: Sequence[Status], able: Collection[int]) -> Share | None:
+    """Whoever has the newest exchange. Of another place all may lack it: they hold the same all the same."""
+    del able
+    loaded = [status for status in here if status.step is not None]
+    if not loaded:
+        raise _nobody_holds(place)
+    newest = max(status.exchanges for status in loaded)
+    holders = [status.rank for status in loaded if status.exchanges == newest]
     joiners = tuple(status.rank for status in here if status.rank not in holders)
     return Share(sources=tuple(holders[:MOST_SOURCES]), joiners=joiners) if joiners else None
 
 
-def share_out(connection: Members, shares: Mapping[Place, Share], step: int, *, equal: bool) -> None:
-    """Let ranks that hold nothing get what others of their place hold, of `step`. `equal`: all then hold the same.
+def share_out(
+    connection: Members, shares: Mapping[Place, Share], step: int, *, begin: bool = False, equal: bool = False
+) -> None:
+    """Let ranks that hold nothing get what others of their place hold, of `step`.
+
+    Args:
+        begin: programs only, since weights come while the others train.
+        equal: all then hold the same to the bit, which is looked at.
 
     Raises:
         WorkerFailedError: they do not.
@@ -346,18 +423,27 @@ def share_out(connection: Members, shares: Mapping[Place, Share], step: int, *, 
         share = shares.get(place_of(layout.coordinates(rank)))
         if share is not None:
             orders[rank] = {"sources": list(share.sources), "joiners": list(share.joiners), "step": step}
-    replies = connection.command(Command.SHARE, {}, extra=orders, only=orders.keys())
+    replies = connection.command(Command.SHARE, {"begin": begin}, extra=orders, only=orders.keys())
     if equal:
         for share in shares.values():
             involved = [reply for reply in replies if reply.rank in (*share.sources, *share.joiners)]
             agreed(involved, "state", [str(reply.meta.get("digest"))[:64] for reply in involved])
-    logger.info("step %d: %d ranks got the state of others", step, sum(len(s.joiners) for s in shares.values()))
+    logger.info("step %d: %d ranks get the state of others", step, sum(len(s.joiners) for s in shares.values()))
+
+
+def _nobody_holds(place: Place) -> StateLostError:
+    tp, pp, cp = place
+    return StateLostError(f"nobody holds the weights of tensor rank {tp}, pipeline rank {pp}, context rank {cp}")
 
 
 def read_status(reply: Reply) -> Status:
     """Raises WorkerFailedError naming the rank."""
     step, prepared, sums = (reply.meta.get(key) for key in ("step", "prepared", "sums"))
-    numbers = all(value is None or (type(value) is int and value >= 0) for value in (step, prepared))
+    exchanges, missing = reply.meta.get("exchanges", 0), reply.meta.get("missing", 0)
+    counts = (step, prepared, exchanges, missing)
+    numbers = all(value is None or (type(value) is int and value >= 0) for value in counts)
     if not numbers or not (sums is None or isinstance(sums, dict)):
         raise WorkerFailedError(f"{reply.who} says it is at step {str(step)[:20]}, prepared {str(prepared)[:20]}")
-    return Status(rank=reply.rank, step=step, prepared=prepared, sums=sums)
+    return Status(
+        rank=reply.rank, step=step, prepared=prepared, sums=sums, exchanges=exchanges or 0, missing=missing or 0
+    )

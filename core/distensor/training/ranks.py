@@ -50,11 +50,14 @@ class JobRanks:
         self._snapshots = 0
         self._row_inputs = row_major(pieces.first.batch_inputs)
         self.pieces = pieces
+        self.idle: frozenset[int] = frozenset()
+        """Replicas that get no rows: weights are still to come to them."""
         self.take_mesh(options.parallel)
 
     def take_mesh(self, parallel: ParallelConfig) -> None:
         """What follows from who the ranks are. Stages and their cut along tp and cp stay what they were."""
         self.pieces = replace(self.pieces, parallel=parallel)
+        self.idle = frozenset()
         layout, ranks = RankLayout(parallel), range(parallel.world_size)
         self.replica_of = {rank: layout.coordinates(rank).dp for rank in ranks}
         self._keepers = keepers({rank: place_of(layout.coordinates(rank)) for rank in ranks})
@@ -89,14 +92,15 @@ class JobRanks:
         return parts
 
     def split(self, batches: Sequence[Any]) -> list[list[dict[str, Tensor]]]:
-        """The micro-batches of each replica, batch after batch."""
+        """The micro-batches of each replica, batch after batch; none for those that are idle."""
         parts: list[list[dict[str, Tensor]]] = [[] for _ in range(self.pieces.parallel.data_parallel)]
+        working = [own for replica, own in enumerate(parts) if replica not in self.idle]
         for batch in batches:
             flat = self.pieces.first.flatten_batch(batch)
             rows = row_count(flat, self._row_inputs)
-            split = split_rows(rows, replicas=len(parts), micro_batches=self._options.micro_batches)
+            split = split_rows(rows, replicas=len(working), micro_batches=self._options.micro_batches)
             cut_rows = iter(self.pieces.first.split_rows(flat, split.sizes))
-            for own, count in zip(parts, split.micro_batches, strict=True):
+            for own, count in zip(working, split.micro_batches, strict=True):
                 own.extend(itertools.islice(cut_rows, count))
         return parts
 

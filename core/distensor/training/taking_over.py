@@ -27,7 +27,7 @@ from distensor.core.regrouping import without_lost
 from distensor.training.connection import JobConnection
 from distensor.training.dialing import Dialing, frame_limits
 from distensor.training.job_watch import JobWatch
-from distensor.training.members import read_status, settlement, share_out
+from distensor.training.members import Status, read_status, settlement, share_out
 from distensor.training.next_epoch import MembersMissingError, meet, wait_for_members
 from distensor.training.notes import PREFIX
 from distensor.training.results import EarlierStep
@@ -198,7 +198,7 @@ class _Taking:
 def _settled(connection: JobConnection) -> TakenOver:
     """All ranks at the newest step that any of them has committed."""
     replies = _ask_ranks(connection)
-    statuses = [read_status(reply) for reply in replies]
+    statuses = [_whole(read_status(reply)) for reply in replies]
     layout = RankLayout(connection.topology.parallel)
     newest = max((status.step for status in statuses if status.step is not None), default=0)
     plan = settlement(statuses, layout, newest)
@@ -210,6 +210,11 @@ def _settled(connection: JobConnection) -> TakenOver:
     if behind or plan.shares:
         replies = _ask_ranks(connection)
     return _taken(connection, newest, [read_handed_over(reply) for reply in replies])
+
+
+def _whole(status: Status) -> Status:
+    """A rank whose weights were still coming gets all of them now: nobody else knows what it lacks."""
+    return replace(status, step=None, prepared=None) if status.missing else status
 
 
 def _ask_ranks(connection: JobConnection) -> list[Reply]:

@@ -49,8 +49,10 @@ class Command(StrEnum):
     STATUS = "status"
     RESOLVE = "resolve"
     SHARE = "share"
+    JOIN = "join"
     DIGEST = "digest"
     TAKE_OVER = "take_over"
+    PASS = "pass"  # noqa: S105 - no password: nothing is asked of this rank
     END = "end"
     ABORT = "abort"
 

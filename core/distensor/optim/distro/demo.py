@@ -86,7 +86,8 @@ class DeMo(SparseOptimizer):
         for tensor, coefficients, tiles in zip(into, flat, self._tiles, strict=True):
             tensor.copy_(inverse(coefficients, tiles))
 
-    def _combine(self, updates: Sequence[list[Rows]], scales: Scales) -> list[Tensor]:
+    def _combine(self, updates: Sequence[list[Rows]], scales: Scales, late: int) -> list[Tensor]:
+        del late  # only signs are applied
         sums = self._sum(updates, scales)
         for matrix, counts in zip(sums, self._counts(updates), strict=True):
             matrix.div_(counts.clamp_(min=1.0))

@@ -58,6 +58,8 @@ class DiLoCo(torch.optim.AdamW):
         device = self._tensors[0].device if self._tensors else torch.device("cpu")
         self._exchange = exchange or exchange_of(group, device)
         self._inner_steps = 0
+        self.applied = 0
+        """Exchanges whose outcome is in the anchor: equal on workers that hold the same."""
         self.bytes_sent = 0
         """Of values: as a ring all-reduce moves them, 2 (size - 1) / size of four bytes each, or one copy to all."""
         self.dropped = 0
@@ -138,6 +140,7 @@ class DiLoCo(torch.optim.AdamW):
     @torch.no_grad()
     def apply_mean(self, flat: Tensor) -> None:
         """The outer step for the mean over all workers of (anchor - weights), flat, in the order of the parameters."""
+        self.applied += 1
         parts = torch.split(flat, [p.numel() for p in self._tensors])
         for p, anchor, momentum, part in zip(self._tensors, self._anchors, self._momenta, parts, strict=True):
             change = part.view(p.shape)
@@ -248,6 +251,13 @@ class SparseLoCo(SparseOptimizer):
         for parameter, anchor in zip(self._tensors, self._anchors, strict=True):
             change = anchor - parameter.to(torch.float32)
             self._residual_of(parameter).mul_(self._feedback).add_(change)
+
+    @torch.no_grad()
+    def _undo(self, message: bytes) -> None:
+        """The change is made anew in the next exchange: it must not be in the residual already."""
+        super()._undo(message)
+        for parameter, anchor in zip(self._tensors, self._anchors, strict=True):
+            self._residual_of(parameter).sub_(anchor - parameter.to(torch.float32))
 
     def _update(self, mean: Sequence[Tensor]) -> None:
         for parameter, anchor, direction in zip(self._tensors, self._anchors, mean, strict=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, overload
 
 import torch
@@ -43,12 +44,11 @@ class _Pending:
     def begin(self, message: bytes, exchange: Exchange) -> None:
         self._under_way = message, self._thread.submit(exchange.gather, message)
 
-    def end(self) -> tuple[bytes, Sequence[bytes | None]]:
-        """The own message and everybody's; raises what the exchange raised."""
+    def end(self) -> tuple[bytes, Future[Sequence[bytes | None]]]:
+        """The own message and, once they are there, everybody's."""
         assert self._under_way is not None
-        message, future = self._under_way
-        self._under_way = None
-        return message, future.result()
+        ended, self._under_way = self._under_way, None
+        return ended
 
 
 class SparseOptimizer(torch.optim.Optimizer):
@@ -99,6 +99,8 @@ class SparseOptimizer(torch.optim.Optimizer):
         self._packing = Packing(self.layout)
         self._look_ahead = look_ahead
         self._pending = _Pending() if delay else None
+        self.applied = 0
+        """Exchanges whose outcome is in the weights: equal on workers that hold the same."""
         self.dropped = 0
         """Own contributions that were not finite and were neither sent nor kept."""
         self.bytes_sent = self.bytes_received = 0
@@ -130,11 +132,14 @@ class SparseOptimizer(torch.optim.Optimizer):
     def _unpack(self, matrices: Sequence[Tensor], into: Sequence[Tensor]) -> None:
         self._packing.unpack(matrices, into)
 
-    def _combine(self, updates: Sequence[list[Rows]], scales: Scales) -> list[Tensor]:
-        """The workers' updates, in the order of their ranks, as the sum divided by their number."""
+    def _combine(self, updates: Sequence[list[Rows]], scales: Scales, late: int) -> list[Tensor]:
+        """The workers' updates, in the order of their ranks, as the sum divided by their number.
+
+        `late` ones count as if they had come: their senders keep them, and they count as much when they come.
+        """
         sums = self._sum(updates, scales)
         for matrix in sums:
-            matrix.div_(max(1, len(updates)))
+            matrix.div_(max(1, len(updates) + late))
         return sums
 
     def _sum(self, updates: Sequence[list[Rows]], scales: Scales) -> list[Tensor]:
@@ -189,10 +194,11 @@ class SparseOptimizer(torch.optim.Optimizer):
         Raises:
             FrameError: a message that is not one of this layout.
         """
+        self.applied += 1
         senders = [rank for rank, message in enumerate(messages) if message]
         updates = [decode(self.layout, message) for message in messages if message]
         scales = row_factors(updates, self._clip_messages)
-        self._apply(updates, scales)
+        self._apply(updates, scales, late=sum(message is None for message in messages))
         judged = zip(senders, updates, scales, strict=True)
         self.exchanged = Exchanged(
             silent=tuple(rank for rank, message in enumerate(messages) if not message),
@@ -200,9 +206,9 @@ class SparseOptimizer(torch.optim.Optimizer):
             copies=self._copies.see((senders[one], senders[other]) for one, other in copied(self.layout, updates)),
         )
 
-    def _apply(self, updates: Sequence[list[Rows]], scales: Scales) -> None:
+    def _apply(self, updates: Sequence[list[Rows]], scales: Scales, late: int = 0) -> None:
         mean = [torch.empty(p.shape, device=p.device) for p in self._tensors]
-        self._unpack(self._combine(updates, scales), mean)
+        self._unpack(self._combine(updates, scales, late), mean)
         self._update(mean)
         self._round_masters()
 
@@ -228,7 +234,22 @@ class SparseOptimizer(torch.optim.Optimizer):
             self._step_late(self._pending)
 
     def _exchange_and_apply(self, message: bytes) -> None:
-        self._exchanged(message, self._exchange.gather(message))
+        with self._undone_unless_it_ends(message):
+            messages = self._exchange.gather(message)
+        self._exchanged(message, messages)
+
+    @contextmanager
+    def _undone_unless_it_ends(self, message: bytes) -> Iterator[None]:
+        """Where an exchange fails, this worker is where it was before it, as far as others can tell."""
+        try:
+            yield
+        except BaseException:  # whatever ended it, an interrupt included, must not leave it half done
+            if message:
+                self._undo(message)
+            raise
+
+    def _undo(self, message: bytes) -> None:
+        self.take_back(message)
 
     def _exchanged(self, message: bytes, messages: Sequence[bytes | None]) -> None:
         self.count(message, messages)
@@ -255,7 +276,8 @@ class SparseOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def _step_late(self, pending: _Pending) -> None:
         message = self.propose()
-        self.settle()
+        with self._undone_unless_it_ends(message):
+            self.settle()
         pending.begin(message, self._exchange)
         if self._look_ahead and message:
             self._save_shared()
@@ -264,11 +286,16 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Apply what is still on its way, so that all workers have the same weights: before saving or evaluating."""
+        """Apply what is still on its way, so that all workers have the same weights: before saving or evaluating.
+
+        Where it raises, the exchange has failed: the weights are those before it, and nothing is on its way.
+        """
         if self._pending is None or not self._pending.begun:
             return
-        message, messages = self._pending.end()
+        message, arriving = self._pending.end()
         self._restore_shared()
+        with self._undone_unless_it_ends(message):
+            messages = arriving.result()
         self._exchanged(message, messages)
 
     def shared_weights(self) -> list[Tensor]:
