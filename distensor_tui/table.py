@@ -81,10 +81,20 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         name="jobs",
         group=Group.LOOK,
-        about="Show the running jobs and this machine's workers in them.",
+        about="Show the running jobs and this machine's workers in them; for a trainer, the account's jobs at the hub.",
         module="distensor_tui.commands.jobs",
-        examples=(("distensor jobs", "jobs and workers"), ("distensor jobs --json", "for a script")),
+        examples=(
+            ("distensor jobs", "jobs and workers of this machine"),
+            ("distensor jobs --json", "for a script"),
+            ("distensor jobs list", "the account's jobs at the hub of DISTENSOR_TOKEN, those that wait first"),
+            (
+                "distensor jobs explain j_1f2e",
+                "why each rank is where it is, why other nodes have none, what is missing",
+            ),
+            ("distensor jobs cancel j_1f2e", "end one"),
+        ),
         then="No job? `distensor why` says what is in the way, or that the hub has none.",
+        words=("list", "show", "explain", "cancel"),
     ),
     Verb(
         name="earnings",

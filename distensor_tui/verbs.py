@@ -55,7 +55,7 @@ def _missing(verb: str, installed: VersionOf, *, as_json: bool) -> int:
     if verb not in BY_NAME:
         problem, fix = f"there is no command '{verb}'", _nearest(verb)
         return say(problem, fix, code="usage", exit_code=ExitCode.USAGE, as_json=as_json)
-    wheel = BY_NAME[verb].wheel
+    wheel = _wheel(verb)
     version = installed(wheel)
     if version is None:
         problem, fix = f"'{verb}' is part of the wheel {wheel}, which is not installed", f"pip install '{wheel}'"
@@ -73,7 +73,8 @@ def _nearest(verb: str) -> str:
 
 
 def _wheel(verb: str) -> str:
-    return BY_NAME[verb].wheel if verb in BY_NAME else "distensor"
+    """A command of this wheel that asks another one for a part of its work asks the library."""
+    return (BY_NAME[verb].wheel if verb in BY_NAME else "") or "distensor"
 
 
 def say(problem: str, fix: str, *, code: str, exit_code: int, as_json: bool) -> int:

@@ -235,7 +235,7 @@ class MuteHub:
         self.words = words
         self.registered = 0
 
-    async def authenticate(self, bearer: object) -> Principal:
+    async def authenticate(self, bearer: object, peer: str) -> Principal:
         return Principal(kind="join", subject="x")
 
     async def node_joined(self, who: Principal, register: Register, session: NodeSession) -> None:

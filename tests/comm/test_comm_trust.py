@@ -55,7 +55,7 @@ class Eavesdropper:
     def __init__(self) -> None:
         self.heard: list[object] = []
 
-    async def authenticate(self, bearer: object) -> object:
+    async def authenticate(self, bearer: object, peer: str) -> object:
         self.heard.append(bearer)
         raise AuthenticationError("heard you")
 

@@ -13,10 +13,11 @@ from cryptography import x509
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError, Message
 
-from distensor.comm import codec, statement_codec, stream_codec
+from distensor.comm import codec, job_codec, keys, statement_codec, stream_codec
 from distensor.comm.address import parse_address
 from distensor.comm.credential import NodeCredential, load_credential, save_credential
 from distensor.comm.identity import new_key_and_csr
+from distensor.comm.keys import KeyKind, decode_key
 from distensor.comm.messages import (
     Claims,
     ClaimsAnswer,
@@ -57,6 +58,7 @@ from distensor.core.control import (
     WorkerState,
 )
 from distensor.core.ids import DeviceId, Epoch, Generation, JobId, NodeId, Rank, WorkerId, parse_data_plane_uri
+from distensor.core.job_report import JobQuery, JobReport, JobsPage, JobSummary, PassedNode, PlacedRank
 from distensor.core.parallel import ParallelConfig
 from distensor.core.reading import Unavailable
 from distensor.core.statement import (
@@ -100,6 +102,8 @@ CHANGE = WorkerChange(job_id=JOB, epoch=EPOCH, rank=RANK, state=WorkerState.EXIT
 EARNINGS = Earnings(confirmed_micro=5000, confirmed_units=5, pending_units=1)
 ROW = RowKey(hour=480_000, job_id=JOB, epoch=EPOCH, rank=RANK)
 UNITS_QUERY = UnitsQuery(job_id=JOB, epoch=EPOCH, rank=RANK)
+KEY = KeyKind.TRAINER.prefix + "a1B2" * 10 + "xyz"
+KEY += keys._checksum(KEY)
 TOKEN = JoinToken(address=parse_address("192.0.2.1:50051"), fingerprint="ab" * 32, role=Role.NODE, secret="s" * 32)
 
 NODE_MESSAGES = (
@@ -208,7 +212,33 @@ def messages() -> list[Decoder]:
         ),
         *wire(pb.UnitsRequest, s.read_units_query, s.write_units_query(UNITS_QUERY)),
         *wire(pb.UnitsReply, _read_page, s.write_units(page)),
+        *job_messages(),
         text("comm.codec:read_job_state", c.read_job_state, "running", "finished"),
+    ]
+
+
+def job_messages() -> list[Decoder]:
+    job = JobSummary(
+        job_id=JOB,
+        name="tiny",
+        owner="main",
+        state=JobState.QUEUED,
+        epoch=EPOCH,
+        parallel=PARALLEL,
+        reason="no room",
+        priority=1,
+        position=2,
+    )
+    ranks = tuple(
+        PlacedRank(rank=Rank(rank), node_id=NodeId("n_1"), node="atlas", device_id=DeviceId("cpu"), why="whole")
+        for rank in range(job.workers)
+    )
+    report = JobReport(job=job, ranks=ranks, passed=(PassedNode(node="bolt", why="no free slot"),), missing="2 workers")
+    c = job_codec
+    return [
+        *wire(pb.ListJobsRequest, c.read_query, c.write_query(JobQuery(ended=True, after=JOB, most=10))),
+        *wire(pb.ListJobsReply, c.read_page, c.write_page(JobsPage(jobs=(job, job), more=True))),
+        *wire(pb.ExplainJobReply, c.read_report, c.write_report(report)),
     ]
 
 
@@ -218,6 +248,7 @@ def words() -> list[Decoder]:
 
     return [
         text("comm.tokens:decode_token", decode_token, TOKEN.encode()),
+        text("comm.keys:decode_key", decode_key, KEY),
         text("comm.tokens:decode_node_token", decode_node_token, TOKEN.encode()),
         # The checksum stops nearly all damage; behind it the fields are read as they are here.
         text(

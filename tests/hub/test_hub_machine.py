@@ -15,7 +15,6 @@ from distensor.core.control import (
     WorkerState,
 )
 from distensor.core.errors import (
-    AuthenticationError,
     ConfigError,
     ControlError,
     HubProtocolError,
@@ -256,7 +255,7 @@ def test_ending_a_job_releases_its_nodes_once() -> None:
 def test_only_the_owner_ends_a_job_and_only_with_an_end() -> None:
     hub = Hub()
     job_id, _, _ = running_job(hub)
-    with pytest.raises(AuthenticationError, match="another trainer"):
+    with pytest.raises(ControlError, match=f"^the hub knows no job {job_id}$"):
         hub.machine.end("mallory", job_id, JobState.CANCELLED, "")
     with pytest.raises(ConfigError, match="running"):
         hub.machine.end("main", job_id, JobState.RUNNING, "")

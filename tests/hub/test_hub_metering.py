@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from postgres_kit import PostgresServer
 
 from distensor.core.control import Earnings, JobState, Unit, UnitKey
-from distensor.core.errors import AuthenticationError, ControlError
+from distensor.core.errors import ControlError
 from distensor.core.ids import DeviceId, Epoch, JobId, NodeId, Rank, WorkerId
 from distensor.core.parallel import ParallelConfig
 from distensor.core.statement import UnitState
@@ -146,7 +146,7 @@ def test_a_claim_for_another_nodes_rank_is_refused_and_the_rest_is_entered(store
 
 
 def test_a_receipt_for_another_trainers_job_enters_nothing(store: Store) -> None:
-    with pytest.raises(AuthenticationError, match="another trainer"):
+    with pytest.raises(ControlError, match="never placed"):
         receive(store, unit(0), owner="mallory")
     assert state(store, unit(0)) is None
 

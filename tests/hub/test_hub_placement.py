@@ -13,7 +13,7 @@ from distensor.core.control import DeviceKind, JobSpec
 from distensor.core.errors import PlacementError
 from distensor.core.ids import DeviceId, NodeId, Rank
 from distensor.core.parallel import Axis, ParallelConfig, RankLayout
-from distensor.hub.placement import DeviceOffer, NodeOffer, place
+from distensor.hub.placement import DeviceOffer, NodeOffer, passed_over, place, site_of
 
 
 def node(name: str, *devices: tuple[DeviceKind, int] | DeviceOffer) -> NodeOffer:
@@ -146,3 +146,97 @@ def test_every_rank_has_one_free_slot_or_all_is_refused(slots, dp, pp, tp, rando
         assert sum(one.node_id == offer.node_id for one in places) <= offer.slots
     random.shuffle(offers)
     assert place(wanted, offers) == places, "the order in which nodes are listed must not matter"
+
+
+# Speed, sites, and reasons
+
+
+def fast(name: str, slots: int, flops: float | None, kind: DeviceKind = DeviceKind.CPU, site: str = "") -> NodeOffer:
+    device = DeviceOffer(device_id=DeviceId(f"{kind}:0"), kind=kind, slots=slots, flops=flops)
+    return NodeOffer(node_id=NodeId(f"n_{name}"), name=name, devices=(device,), site=site)
+
+
+def test_a_node_that_is_twice_as_fast_comes_before_one_with_more_room() -> None:
+    assert where(job(), fast("big", 8, 1e11), fast("swift", 1, 4e11)) == ["swift"]
+    assert where(job(), fast("big", 8, 1.1e11), fast("same", 1, 1.3e11)) == ["big"]
+
+
+def test_a_device_that_nobody_has_measured_counts_as_usual_for_its_kind() -> None:
+    assert where(job(), fast("cpu", 8, None), fast("gpu", 1, None, DeviceKind.CUDA)) == ["gpu"]
+    assert where(job(), fast("cpu", 8, 1e11), fast("gpu", 1, None, DeviceKind.CUDA)) == ["gpu"]
+
+
+def test_a_faster_device_of_a_node_is_taken_first() -> None:
+    slow, quick = gpu(0, 100), replace(gpu(1, 100), flops=2e13)
+    assert [one.device_id for one in place(job(), [node("a", replace(slow, flops=1e13), quick)])] == ["cuda:1"]
+
+
+def test_a_pipeline_stays_at_its_site_even_where_others_are_faster() -> None:
+    home, next_door = fast("home", 2, 1e12, site="10.0.0.0/24"), fast("next", 1, 1e11, site="10.0.0.0/24")
+    away = fast("away", 1, 9e11, site="198.51.100.7")
+    assert where(job(pipeline_parallel=3), away, next_door, home) == ["home", "home", "next"]
+
+
+def test_a_tensor_group_is_split_within_a_site_and_never_over_several() -> None:
+    here = [cpus("a", 1), cpus("b", 1)]
+    far = [replace(cpus("c", 1), site="198.51.100.7"), replace(cpus("d", 1), site="203.0.113.9")]
+    wanted = job(tensor_parallel=2)
+    assert where(wanted, far[0], *here) == ["a", "b"]
+    with pytest.raises(PlacementError) as caught:
+        place(wanted, far)
+    assert "tensor-parallel group of ranks 0, 1 fits on no node and no site (free slots: c 1, d 1)" in str(caught.value)
+    assert "split_tensor" in str(caught.value)
+    assert where(replace(wanted, split_tensor=True), *far) == ["c", "d"]
+
+
+def test_a_group_that_fits_at_no_site_leaves_nothing_behind() -> None:
+    """The trial at the first site is taken back: its slot is free for the second one."""
+    sites = [
+        replace(cpus(name, slots), site=site) for name, slots, site in (("a", 1, "x"), ("b", 1, "y"), ("c", 1, "y"))
+    ]
+    two = job(data_parallel=1, tensor_parallel=2)
+    assert where(two, *sites) == ["b", "c"]
+
+
+def test_every_rank_says_why_it_is_where_it_is() -> None:
+    places = place(job(pipeline_parallel=5), [cpus("a", 3), cpus("b", 4)])
+    assert places[0].why.startswith("stage together: the fastest node with room")
+    assert {one.why for one in places[1:4]} == {"stage together: on the node of the part before"}
+    assert "at the site of the part before" in places[4].why
+    assert "whole replica together" in place(job(), [cpus("a", 3)])[0].why
+
+
+def test_every_node_that_was_passed_over_says_why() -> None:
+    paused = replace(node("paused"), accepting=False)
+    offers = [cpus("full", 0), paused, node("small", gpu(0, 10)), cpus("spare", 1), node("best", gpu(0, 900))]
+    wanted = replace(job(), bytes_per_rank=(50,))
+    assert {one.name: one.why.partition(":")[0] for one in passed_over(wanted, offers, place(wanted, offers))} == {
+        "full": "no free slot",
+        "paused": "it takes no new work now",
+        "small": "too little memory",
+        "spare": "not needed",
+    }
+    cuda = replace(wanted, device_kinds=(DeviceKind.CUDA,))
+    assert passed_over(cuda, [cpus("spare", 1)], [])[0].why == "no free slot of kind cuda"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("", "127.0.0.1", True),
+        ("192.168.1.5", "192.168.1.77", True),
+        ("192.168.1.5", "192.168.2.5", False),
+        ("203.0.113.5", "203.0.113.5", True),
+        ("8.8.8.8", "8.8.8.9", False),
+        ("2001:db8:0:1::5", "2001:db8:0:1::9", True),
+        ("2001:db8:0:1::5", "2001:db8:0:2::5", False),
+        ("", "192.168.1.5", False),
+    ],
+)
+def test_a_site_is_a_network_as_the_hub_sees_it(one: str, other: str, same: bool) -> None:
+    assert (site_of(one) == site_of(other)) is same
+
+
+@given(st.text())
+def test_any_host_has_a_site(host: str) -> None:
+    assert isinstance(site_of(host), str)

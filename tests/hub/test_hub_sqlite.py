@@ -15,7 +15,8 @@ from distensor.comm.tokens import Role
 from distensor.core.control import JobState, WorkerState
 from distensor.core.errors import StoreError
 from distensor.core.ids import NodeId
-from distensor.hub.access import hash_secret, token_for
+from distensor.hub.access import token_for
+from distensor.hub.hashing import hash_secret
 from distensor.hub.metering import Posting
 from distensor.hub.repository import Books, Store
 from distensor.hub.stores.sqlite import SqliteStore

@@ -12,7 +12,8 @@ import pytest
 from distensor.comm.tokens import Role
 from distensor.core.clock import SYSTEM_CLOCK
 from distensor.core.errors import StoreError
-from distensor.hub.access import hash_secret, token_for
+from distensor.hub.access import token_for
+from distensor.hub.hashing import hash_secret
 from distensor.hub.repository import Books
 from distensor.hub.writer import Writer
 from distensor.testing.clock import FakeClock

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from distensor.comm import codec
+from distensor.comm import codec, job_codec
 from distensor.comm.backoff import Backoff
 from distensor.comm.bootstrap import fetch_authority
 from distensor.comm.channels import MAX_UNITS_PER_MESSAGE, bearer, open_channel
@@ -18,9 +18,12 @@ from distensor.core.clock import SYSTEM_CLOCK, Clock
 from distensor.core.control import JobSpec, JobState, JobUpdate, Mesh, Reconfiguration, TakeOver, Unit
 from distensor.core.errors import AuthenticationError, ControlError, HubUnreachableError
 from distensor.core.ids import Epoch, JobId
+from distensor.core.job_report import JobQuery, JobReport, JobsPage
 from distensor.core.parallel import ParallelConfig
 from distensor.proto import control_pb2 as pb
 from distensor.proto.control_pb2_grpc import ControlStub
+
+ALL_JOBS = JobQuery()
 
 
 class HubClient:
@@ -87,6 +90,18 @@ class HubClient:
         for start in range(0, len(units), MAX_UNITS_PER_MESSAGE):
             part = units[start : start + MAX_UNITS_PER_MESSAGE]
             self._call("ReportUnits", codec.write_receipts(part))
+
+    def list_jobs(self, query: JobQuery = ALL_JOBS) -> JobsPage:
+        """One page of this account's jobs, or, by an admin's key, of all accounts'."""
+        return job_codec.read_page(self._call("ListJobs", job_codec.write_query(query)))
+
+    def explain_job(self, job_id: JobId) -> JobReport:
+        """Where the ranks of a job are and why, or what a job that waits is waiting for.
+
+        Raises:
+            ControlError: the hub knows no such job of this account.
+        """
+        return job_codec.read_report(self._call("ExplainJob", job_codec.write_explain(job_id)))
 
     def end_job(self, job_id: JobId, state: JobState, reason: str = "", epoch: Epoch | None = None) -> None:
         """End a job; `epoch` is the one that the caller is in.

@@ -71,7 +71,7 @@ def _read_count(value: int, field: str, lowest: int, highest: int) -> int:
     return value
 
 
-def _read_word(kind: type[E], text: str, field: str) -> E:
+def read_word(kind: type[E], text: str, field: str) -> E:
     try:
         return kind(text)
     except ValueError as error:
@@ -147,7 +147,7 @@ def _read_device(message: pb.Device) -> DeviceInfo:
     unusable = read_text(message.unusable, "unusable") if message.HasField("unusable") else None
     return DeviceInfo(
         device_id=DeviceId(read_text(message.device_id, "device_id", 128)),
-        kind=_read_word(DeviceKind, message.kind, "device kind"),
+        kind=read_word(DeviceKind, message.kind, "device kind"),
         name=read_text(message.name, "device name"),
         slots=_read_count(message.slots, "slots", 0, MOST_SLOTS),
         memory_bytes=_read_int(message.memory_bytes),
@@ -242,7 +242,7 @@ def read_change(message: pb.WorkerChangeMessage) -> WorkerChange:
         job_id=job_id,
         epoch=epoch,
         rank=rank,
-        state=_read_word(WorkerState, message.state, "worker state"),
+        state=read_word(WorkerState, message.state, "worker state"),
         restarts=message.restarts,
         reason=read_text(message.reason, "reason"),
     )
@@ -373,6 +373,9 @@ def write_spec(spec: JobSpec) -> pb.SubmitJobRequest:
         bytes_per_rank=spec.bytes_per_rank,
         device_kinds=[kind.value for kind in spec.device_kinds],
         aggregators=spec.aggregators,
+        split_tensor=spec.split_tensor,
+        wait=spec.wait,
+        priority=spec.priority,
     )
 
 
@@ -388,8 +391,11 @@ def read_spec(message: pb.SubmitJobRequest) -> JobSpec:
         parallel=parallel,
         csr_pem=read_text(message.csr_pem, "csr", LONGEST_PEM),
         bytes_per_rank=tuple(message.bytes_per_rank),
-        device_kinds=tuple(_read_word(DeviceKind, kind, "device kind") for kind in message.device_kinds),
+        device_kinds=tuple(read_word(DeviceKind, kind, "device kind") for kind in message.device_kinds),
         aggregators=_read_aggregators(message.aggregators),
+        split_tensor=message.split_tensor,
+        wait=message.wait,
+        priority=message.priority,
     )
 
 
@@ -458,7 +464,7 @@ def write_update(update: JobUpdate) -> pb.JobUpdateMessage:
 def read_update(message: pb.JobUpdateMessage) -> JobUpdate:
     return JobUpdate(
         job_id=JobId(read_name(message.job_id, "job_id")),
-        state=_read_word(JobState, message.state, "job state"),
+        state=read_word(JobState, message.state, "job state"),
         epoch=Epoch(message.epoch),
         reason=read_text(message.reason, "reason"),
         topology=read_topology(message.topology) if message.HasField("topology") else None,
@@ -480,4 +486,4 @@ def write_end(job_id: JobId, state: JobState, reason: str, epoch: Epoch | None =
 
 
 def read_job_state(text: str) -> JobState:
-    return _read_word(JobState, text, "job state")
+    return read_word(JobState, text, "job state")

@@ -12,16 +12,21 @@ from distensor.core.errors import (
     HubProtocolError,
     HubUnreachableError,
     JobHeldError,
+    NotAllowedError,
     PlacementError,
     StaleEpochError,
     StoreError,
+    ThrottledError,
 )
 
 UNREACHABLE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
 
+THROTTLED = "too many refused attempts"
+"""How the message of a ThrottledError begins."""
+
 _FROM_STATUS: dict[grpc.StatusCode, type[ControlError]] = {
     grpc.StatusCode.UNAUTHENTICATED: AuthenticationError,
-    grpc.StatusCode.PERMISSION_DENIED: AuthenticationError,
+    grpc.StatusCode.PERMISSION_DENIED: NotAllowedError,
     grpc.StatusCode.FAILED_PRECONDITION: PlacementError,
     grpc.StatusCode.ABORTED: StaleEpochError,
     grpc.StatusCode.ALREADY_EXISTS: JobHeldError,
@@ -29,6 +34,8 @@ _FROM_STATUS: dict[grpc.StatusCode, type[ControlError]] = {
 }
 
 _TO_STATUS: list[tuple[type[DistensorError], grpc.StatusCode]] = [
+    (NotAllowedError, grpc.StatusCode.PERMISSION_DENIED),
+    (ThrottledError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (AuthenticationError, grpc.StatusCode.UNAUTHENTICATED),
     (PlacementError, grpc.StatusCode.FAILED_PRECONDITION),
     (StaleEpochError, grpc.StatusCode.ABORTED),
@@ -45,6 +52,8 @@ def error_of_status(code: grpc.StatusCode, details: str, address: HubAddress) ->
         proxy = proxy_in_the_way(address.host)
         blame = f" (the environment sets {proxy})" if proxy else ""
         return HubUnreachableError(f"no hub answers at {address}: {details or code.name}{blame}")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and details.startswith(THROTTLED):
+        return ThrottledError(details)  # gRPC itself uses the code for messages that are too large
     kind = _FROM_STATUS.get(code)
     if kind is not None:
         return kind(details)

@@ -11,7 +11,7 @@ from typing import Any
 
 from distensor.comm.backoff import Backoff
 from distensor.comm.channels import MAX_UNITS_PER_MESSAGE
-from distensor.comm.link_failures import LinkDownError, failure_of
+from distensor.comm.link_failures import REFUSED, LinkDownError, failure_of
 from distensor.comm.link_identity import LinkIdentity
 from distensor.comm.link_status import LinkError, LinkState, LinkStatus, NodeLinkHandler
 from distensor.comm.messages import (
@@ -153,6 +153,8 @@ class NodeLink:
                 failure = LinkDownError.of("stream_ended", "the hub ended the stream")
             except DistensorError as error:
                 failure = failure_of(error, self._identity)
+                if failure.error.code in REFUSED and self._identity.refused():
+                    continue
             if not self._woken.is_set():
                 await self._wait(failure)
             if self._woken.is_set():

@@ -13,6 +13,7 @@ from distensor.core.errors import (
     HubProtocolError,
     HubUnreachableError,
     StoreError,
+    ThrottledError,
 )
 
 
@@ -38,12 +39,16 @@ class LinkDownError(ControlError):
         return cls.of(message.code, message.reason, final=message.code not in _PASSING)
 
 
+REFUSED = frozenset({"authentication", "revoked"})
+"""The hub does not accept what the node shows."""
 _PASSING = frozenset({"stopping", "slow", "silent", "protocol"})
 """Rejections after which the node simply tries again."""
 
 _FIXES = {
     "unreachable": "Check that the hub is running and that this machine can reach its address.",
     "authentication": "Ask the hub's operator for a new join token and give it to the node: distensor auth login",
+    "revoked": "Ask the hub's operator for a new key and give it to the node: distensor auth login",
+    "throttled": "Wait: the node tries again by itself. If it repeats, a machine at this address shows wrong keys.",
     "no_key": "Give it one: distensor auth login",
     "replaced": "Another process uses this node's credential. Run one supervisor per state directory.",
     "store": "Make the state directory writable for this user.",
@@ -62,6 +67,8 @@ def failure_of(error: DistensorError, link: _HasAddress) -> LinkDownError:
             return error
         case AuthenticationError():
             return LinkDownError.of("authentication", str(error), final=True)
+        case ThrottledError():
+            return LinkDownError.of("throttled", str(error))
         case HubUnreachableError():
             return LinkDownError.of("unreachable", str(error))
         case StoreError():

@@ -25,7 +25,9 @@ class LinkIdentity:
     """Token and credential of a node, and which of the two to show.
 
     A credential of the hub that the token names is preferred to the token: the token may be used up. A token of
-    another hub means that the owner moves the node there. `fetch`: `bootstrap.fetch_authority` or its stand-in.
+    another hub means that the owner moves the node there. Where the hub refuses the credential (it was revoked, say),
+    the token is shown instead: the owner may have been given a new one. `fetch`: `bootstrap.fetch_authority` or its
+    stand-in.
     """
 
     def __init__(self, token: str | None, path: Path, fetch: Callable[[HubAddress, str, float], str]) -> None:
@@ -34,13 +36,24 @@ class LinkIdentity:
         self._path = path
         self._token: JoinToken | None = None
         self._credential: NodeCredential | None = None
+        self._set_aside: NodeCredential | None = None
         self._authority: str | None = None
         self._loaded = False
         self._suspect = False
 
     @property
     def node_id(self) -> NodeId | None:
-        return None if self._credential is None else self._credential.node_id
+        credential = self._credential or self._set_aside
+        return None if credential is None else credential.node_id
+
+    def refused(self) -> bool:
+        """The hub did not accept what was shown; whether there is something else to show at once."""
+        if self._credential is not None and self._token is not None:
+            self._credential, self._set_aside = None, self._credential
+            return True
+        if self._set_aside is not None:  # later the credential may be good again: its account is enabled, say
+            self._credential, self._set_aside = self._set_aside, None
+        return False
 
     @property
     def address_text(self) -> str:
@@ -106,7 +119,7 @@ class LinkIdentity:
             secret=welcome.credential,
         )
         await asyncio.to_thread(save_credential, self._path, credential)
-        self._credential = credential
+        self._credential, self._set_aside = credential, None
 
     def _load(self) -> None:
         credential = load_credential(self._path)

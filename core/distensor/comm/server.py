@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Protocol
 import grpc
 import grpc.aio
 
-from distensor.comm import codec, statement_codec
+from distensor.comm import codec, job_codec, statement_codec
 from distensor.comm.address import HubAddress
 from distensor.comm.channels import EOF, MAX_UNITS_PER_MESSAGE, SERVER_OPTIONS
 from distensor.comm.failures import status_of_error
@@ -20,6 +20,7 @@ from distensor.comm.stream_codec import read_node_message, write_hub_message
 from distensor.core.control import JobSpec, JobState, JobUpdate, Mesh, Reconfiguration, TakeOver, Unit
 from distensor.core.errors import AuthenticationError, ControlError, DistensorError, HubProtocolError
 from distensor.core.ids import Epoch, JobId
+from distensor.core.job_report import JobQuery, JobReport, JobsPage
 from distensor.core.parallel import ParallelConfig
 from distensor.core.statement import Statement, StatementQuery, UnitsPage, UnitsQuery
 from distensor.proto import control_pb2 as pb
@@ -41,12 +42,23 @@ class Bearer:
         return f"Bearer(kind={self.kind!r})"
 
 
+NOTHING_SHOWN = Bearer(kind="nothing", parts=())
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Principal:
-    """Whom the hub has recognised. `subject` is a node id, a trainer's name, or a join token's id."""
+    """Whom the hub has recognised. `subject` is a node id, a trainer's account, or the id of what one joins by.
+
+    `kind` and `scopes` are words of the hub's own table; `host` is where the caller is seen.
+    """
 
     kind: str
     subject: str
+    account: str = ""
+    key: str = ""
+    scopes: frozenset[str] = frozenset()
+    expires_at: float | None = None
+    host: str = ""
 
 
 class NodeSession:
@@ -82,7 +94,7 @@ class NodeSession:
 class ControlService(Protocol):
     """What a hub does. Errors of ours become status codes; anything else is a defect."""
 
-    async def authenticate(self, bearer: Bearer) -> Principal: ...
+    async def authenticate(self, bearer: Bearer, peer: str) -> Principal: ...
 
     async def node_joined(self, who: Principal, register: Register, session: NodeSession) -> None: ...
 
@@ -106,6 +118,10 @@ class ControlService(Protocol):
         self, who: Principal, job_id: JobId, state: JobState, reason: str, epoch: Epoch | None
     ) -> None: ...
 
+    async def list_jobs(self, who: Principal, query: JobQuery) -> JobsPage: ...
+
+    async def explain_job(self, who: Principal, job_id: JobId) -> JobReport: ...
+
     async def statement(self, who: Principal, query: StatementQuery) -> Statement: ...
 
     async def units(self, who: Principal, query: UnitsQuery) -> UnitsPage: ...
@@ -128,7 +144,11 @@ class Servicer(ControlServicer):
         self._service = service
 
     async def _recognise(self, context: Any) -> Principal:
-        return await self._service.authenticate(read_bearer(context.invocation_metadata()))
+        try:
+            bearer = read_bearer(context.invocation_metadata())
+        except AuthenticationError:
+            bearer = NOTHING_SHOWN  # the service refuses it, and knows then that it did
+        return await self._service.authenticate(bearer, context.peer())
 
     async def Node(self, _: Any, context: Any) -> None:  # the name in the .proto
         session = NodeSession(context.peer())
@@ -198,6 +218,17 @@ class Servicer(ControlServicer):
             who = await self._recognise(context)
             await self._service.report_units(who, _read_units(request))
             return pb.ReportUnitsReply()
+
+    async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsReply:
+        async with _answering(context):
+            who = await self._recognise(context)
+            return job_codec.write_page(await self._service.list_jobs(who, job_codec.read_query(request)))
+
+    async def ExplainJob(self, request: pb.ExplainJobRequest, context: Any) -> pb.ExplainJobReply:
+        async with _answering(context):
+            who = await self._recognise(context)
+            job_id = JobId(codec.read_name(request.job_id, "job_id"))
+            return job_codec.write_report(await self._service.explain_job(who, job_id))
 
     async def EndJob(self, request: pb.EndJobRequest, context: Any) -> pb.EndJobReply:
         async with _answering(context):

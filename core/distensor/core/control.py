@@ -24,8 +24,10 @@ class DeviceKind(StrEnum):
 
 
 class JobState(StrEnum):
-    """A job's life: PLACED until all workers are ready, RUNNING once the topology is out."""
+    """A job's life: QUEUED while there is no place for it, PLACED until all workers are ready, RUNNING once the
+    topology is out."""
 
+    QUEUED = "queued"
     PLACED = "placed"
     RUNNING = "running"
     FINISHED = "finished"
@@ -249,6 +251,12 @@ class JobSpec:
     aggregators: tuple[str, ...] = ()
     """The nodes that are to have an aggregator each, by name; an empty one is any that has room for one. They get the
     ranks after those of the mesh, in this order."""
+    split_tensor: bool = False
+    """Whether a tensor-parallel group may be split over machines that are far from each other."""
+    wait: bool = False
+    """Whether to wait in the queue when there is no place now, instead of being refused."""
+    priority: int = 0
+    """Among the jobs that wait the higher one is placed first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,7 +20,9 @@ DistensorError
 +-- ControlError                    the control plane
 |   +-- HubUnreachableError
 |   +-- HubProtocolError            the hub answered something that is not the protocol
-|   +-- AuthenticationError         token or credential refused
+|   +-- AuthenticationError         token, key or credential refused
+|   |   +-- NotAllowedError         recognised, but this is not for its kind or scopes
+|   +-- ThrottledError              too many refused attempts from one host
 |   +-- PlacementError              the mesh cannot carry the job
 |   +-- StaleEpochError             a message of an older membership
 +-- JobError                        a running job
@@ -124,7 +126,15 @@ class HubProtocolError(ControlError):
 
 
 class AuthenticationError(ControlError):
-    """A token or credential was refused."""
+    """A token, key or credential was refused."""
+
+
+class NotAllowedError(AuthenticationError):
+    """The caller is known, but its kind of key or its scopes do not allow this."""
+
+
+class ThrottledError(ControlError):
+    """Too many attempts from one host were refused; the message says when to try again."""
 
 
 class PlacementError(ControlError):

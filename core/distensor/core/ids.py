@@ -15,6 +15,8 @@ JobId = NewType("JobId", str)
 Rank = NewType("Rank", int)
 Epoch = NewType("Epoch", int)
 Generation = NewType("Generation", int)
+AccountId = NewType("AccountId", str)
+KeyId = NewType("KeyId", str)
 
 DRIVER_RANK = Rank(-1)
 """The trainer's place on the data plane of its own job: a peer, but no rank of the mesh."""
@@ -33,6 +35,10 @@ def new_node_id() -> NodeId:
 
 def new_job_id() -> JobId:
     return JobId("j_" + secrets.token_hex(8))
+
+
+def new_key_id() -> KeyId:
+    return KeyId("k_" + secrets.token_hex(6))
 
 
 _DATA_PLANE_URI = re.compile(

@@ -1,35 +1,42 @@
-"""Who may speak to the hub: tokens and credentials. Secrets are kept as hashes and compared in constant time."""
+"""Who may join a hub: what join tokens and provider keys make of a machine."""
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import secrets
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from distensor.comm.tokens import Role
 from distensor.core.control import NodeInfo
 from distensor.core.errors import AuthenticationError
-from distensor.core.ids import NodeId
+from distensor.core.ids import AccountId, KeyId, NodeId
+from distensor.hub.accounts import MAIN
+from distensor.hub.hashing import hash_secret
 from distensor.hub.records import NodeRecord, TokenRecord
 from distensor.hub.repository import Books
 
 
-def new_secret() -> str:
-    return secrets.token_urlsafe(32)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Joining:
+    """A machine that wants to be a node, and what it will be called if it may."""
+
+    info: NodeInfo
+    host: str
+    """From where the hub sees it."""
+    node_id: NodeId
+    credential: str = field(repr=False)
 
 
-def hash_secret(secret: str) -> str:
-    """Secrets are 256 random bits, so a plain hash is enough; there is nothing to guess."""
-    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinKey:
+    """The provider key that a machine joins by."""
+
+    secret_hash: str = field(repr=False)
+    family: KeyId
+    account: AccountId
 
 
-def matches(secret: str, secret_hash: str) -> bool:
-    return hmac.compare_digest(hash_secret(secret), secret_hash)
-
-
-def token_for(secret: str, role: Role, subject: str) -> TokenRecord:
-    return TokenRecord(secret_hash=hash_secret(secret), role=role.value, subject=subject)
+def token_for(secret: str, role: Role, subject: str, account: AccountId = MAIN) -> TokenRecord:
+    return TokenRecord(secret_hash=hash_secret(secret), role=role.value, subject=subject, account=account)
 
 
 def find_token(books: Books, secret_hash: str, role: Role) -> TokenRecord:
@@ -57,18 +64,45 @@ def find_unspent(books: Books, secret_hash: str) -> TokenRecord:
     return token
 
 
-def admit(books: Books, token_hash: str, node_id: NodeId, credential: str, info: NodeInfo) -> NodeRecord:
+def admit(books: Books, token_hash: str, joining: Joining) -> NodeRecord:
     """Make a node of the holder of a join token, or give a new credential to the one it was used for.
 
     The second case is a node that crashed before it could keep its first credential.
 
     Raises:
-        AuthenticationError: the token is unknown or spent.
+        AuthenticationError: the token is unknown or spent, or its account is disabled.
     """
     token = find_unspent(books, token_hash)
-    if token.used_by is not None:
-        node_id = token.used_by
-    node = NodeRecord(node_id=node_id, secret_hash=hash_secret(credential), info=replace(info, node_id=node_id))
+    account = books.find_account(token.account)
+    if account is not None and account.disabled:
+        raise AuthenticationError(f"account {account.account_id} is disabled; ask the hub's operator")
+    return _admit(books, token, joining, None)
+
+
+def admit_by_key(books: Books, key: JoinKey, joining: Joining, former: NodeId | None) -> NodeRecord:
+    """Make a node of the holder of a provider key, as many as there are machines.
+
+    `former` is a node of the same account that this machine says it was: it is that one again. A machine that crashed
+    before it could keep its credential is known by name and address, until it has beaten once: no ghost is left behind.
+    """
+    if former is not None:
+        joining = replace(joining, node_id=former)
+    mark = hash_secret(f"{key.secret_hash}/{joining.info.name}/{joining.host}")
+    token = books.find_token(mark)
+    if token is None or token.spent or former is not None:
+        token = TokenRecord(secret_hash=mark, role=Role.NODE.value, subject="key", account=key.account)
+    return _admit(books, token, joining, key.family)
+
+
+def _admit(books: Books, token: TokenRecord, joining: Joining, joined_by: KeyId | None) -> NodeRecord:
+    node_id = token.used_by or joining.node_id
+    node = NodeRecord(
+        node_id=node_id,
+        secret_hash=hash_secret(joining.credential),
+        info=replace(joining.info, node_id=node_id),
+        account=token.account,
+        joined_by=joined_by,
+    )
     books.save_node(node)
     books.save_token(replace(token, used_by=node_id))
     return node

@@ -17,6 +17,9 @@ from distensor.core.clock import Clock
 from distensor.core.errors import ControlError
 from distensor.core.ids import Generation, new_job_id, new_node_id
 from distensor.hub import access
+from distensor.hub.accounts import MAIN, Barred, main_account
+from distensor.hub.door import Door
+from distensor.hub.hashing import new_secret
 from distensor.hub.machine import DEFAULT_PATIENCE, HubMachine, Patience
 from distensor.hub.pki import Authority
 from distensor.hub.repository import Snapshot, Store
@@ -25,9 +28,6 @@ from distensor.hub.state_directory import StateDirectory
 from distensor.hub.stores.address import DatabaseAddress
 from distensor.hub.stores.opening import open_store
 from distensor.hub.writer import Writer
-
-TRAINER = "main"
-"""The account of the trainer token that every hub has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +67,8 @@ class _Opened:
 
     generation: Generation
     snapshot: Snapshot
+    barred: Barred
+    access_version: int
     node_secrets: tuple[str, ...] = field(repr=False)
     trainer_secret: str = field(repr=False)
 
@@ -89,7 +91,7 @@ async def run_hub(
     with StateDirectory(config.state) as directory:
         authority = Authority.load_or_create(config.state, clock)
         with closing(open_store(config.database or directory.database, exclusive=True)) as store:
-            opened = _open_books(config, directory, store)
+            opened = _open_books(config, directory, store, int(clock.now()))
             async with _working(config, opened, store, authority, clock, log) as service:
                 server = await start_server(service, authority.server_identity(), config.listen)
                 try:
@@ -102,18 +104,23 @@ async def run_hub(
                     await server.stop()
 
 
-def _open_books(config: HubConfig, directory: StateDirectory, store: Store) -> _Opened:
+def _open_books(config: HubConfig, directory: StateDirectory, store: Store, now: int) -> _Opened:
     trainer_secret = directory.trainer_secret()
     with store.transaction() as books:
         generation, snapshot = books.begin_generation(), books.snapshot()
         wanted = config.node_tokens if config.node_tokens is not None else int(not snapshot.nodes)
-        node_secrets = tuple(access.new_secret() for _ in range(wanted))
+        node_secrets = tuple(new_secret() for _ in range(wanted))
         for secret in node_secrets:
             books.save_token(access.token_for(secret, Role.NODE, "node"))
-        books.save_token(access.token_for(trainer_secret, Role.TRAINER, TRAINER))
+        books.save_token(access.token_for(trainer_secret, Role.TRAINER, MAIN))
+        if books.find_account(MAIN) is None:
+            books.save_account(main_account(now))
+        barred, version = books.barred(), books.access_version()
     return _Opened(
         generation=generation,
         snapshot=snapshot,
+        barred=barred,
+        access_version=version,
         node_secrets=node_secrets,
         trainer_secret=trainer_secret,
     )
@@ -142,7 +149,9 @@ async def _working(
         now=clock.monotonic(),
     )
     writer = Writer(store, clock, lambda error: log(f"cannot write, trying again: {error}"))
-    service = HubService(machine, writer, clock, Mint(node_id=new_node_id, secret=access.new_secret), log)
+    door = Door(machine.node, writer, clock, barred=opened.barred, version=opened.access_version)
+    mint = Mint(node_id=new_node_id, secret=new_secret)
+    service = HubService(machine, writer, clock, mint, log, door)
     try:
         async with asyncio.TaskGroup() as tasks:
             working = tasks.create_task(service.run())

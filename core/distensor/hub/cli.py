@@ -20,12 +20,16 @@ from distensor.comm.address import address_argument, is_loopback, parse_address
 from distensor.core.clock import SYSTEM_CLOCK
 from distensor.core.commandline import UsageParser, stop_when_told
 from distensor.core.errors import ConfigError, ControlError, DistensorError, StoreError, SupersededError
+from distensor.hub import access_cli
+from distensor.hub.accounts import MAIN
 from distensor.hub.app import HubConfig, Ready, run_hub
 from distensor.hub.machine import DEFAULT_PATIENCE
+from distensor.hub.place import place_of
 from distensor.hub.state_directory import StateDirectory
 from distensor.hub.stores.address import PASSWORD_VARIABLE, DatabaseAddress, parse_database
 from distensor.hub.stores.archives import open_archive
 from distensor.hub.stores.backup import BackedUp, restore, write_backup
+from distensor.hub.stores.opening import open_store
 from distensor.hub.tokens import make_node_tokens
 
 DEFAULT_LISTEN = "127.0.0.1:50051"
@@ -57,6 +61,8 @@ def main(argv: list[str]) -> int:
             )
         if argv[:1] == ["token"]:
             return _token(_token_parser().parse_args(argv[1:]))
+        if argv[:1] and argv[0] in access_cli.VERBS:
+            return _desk(access_cli.arguments(argv, _state_option))
         return _hub(_hub_parser().parse_args(argv))
     except SystemExit as exit_:  # argparse ends this way, after --help too
         return int(exit_.code or 0)
@@ -143,8 +149,8 @@ def _hub_parser() -> argparse.ArgumentParser:
     parser = UsageParser(
         prog="distensor hub",
         description="Run a hub: it knows the nodes, places jobs on them and keeps the books.",
-        epilog="`distensor hub token` makes another join token for a node, `distensor hub backup FILE` and "
-        "`distensor hub restore FILE` keep and bring back all of a hub.",
+        epilog="`distensor hub token` makes another join token for a node, `hub backup FILE` and `hub restore FILE` keep "
+        "and bring back all of a hub; `hub account`, `hub key` and `hub audit` are for a hub of several people.",
     )
     _state_option(parser)
     parser.add_argument(
@@ -184,6 +190,7 @@ def _token_parser() -> argparse.ArgumentParser:
     parser = UsageParser(prog="distensor hub token", description="Make join tokens for nodes; the hub may be running.")
     _state_option(parser)
     parser.add_argument("--count", type=_count, default=1, metavar="N", help="how many (1)")
+    parser.add_argument("--account", default=MAIN, metavar="NAME", help=f"whose nodes they make ({MAIN})")
     return parser
 
 
@@ -218,11 +225,25 @@ def _told(options: argparse.Namespace, word: str, done: BackedUp) -> int:
 
 
 def _token(options: argparse.Namespace) -> int:
-    tokens = make_node_tokens(options.state, options.count, SYSTEM_CLOCK, _database(options))
+    tokens = make_node_tokens(options.state, options.count, SYSTEM_CLOCK, _database(options), account=options.account)
     if options.json:
         print(json.dumps({"v": 1, "node_tokens": tokens}))
     else:
         print("\n".join(tokens))
+    return Exit.OK
+
+
+def _desk(options: argparse.Namespace) -> int:
+    """A command of the operator's, in one transaction; what it prints is true by then."""
+    directory = StateDirectory(options.state)
+    place = place_of(directory)
+    if place is None:
+        raise StoreError(f"state directory {options.state}: no hub has been started on it yet")
+    store = open_store(_database(options) or directory.database)
+    with closing(store), store.transaction() as books:
+        now = int(SYSTEM_CLOCK.now())
+        text = access_cli.execute(access_cli.Desk(books=books, options=options, now=now, place=place))
+    print(text)
     return Exit.OK
 
 

@@ -1,5 +1,6 @@
 """The life of a job. Pure functions from a record and an event to the next record.
 
+QUEUED --room for it--> PLACED; QUEUED --trainer--> CANCELLED | FAILED
 PLACED --all ranks ready--> RUNNING --trainer--> FINISHED | FAILED | CANCELLED
 PLACED --a node gone, a worker broken, too late--> FAILED   (the first epoch only)
 PLACED | RUNNING --the trainer reconfigures--> PLACED, one epoch later
@@ -24,8 +25,9 @@ from distensor.core.control import (
     WorkerState,
 )
 from distensor.core.ids import DRIVER_RANK, Epoch, JobId, NodeId, Rank, WorkerId
+from distensor.core.job_report import JobQuery, JobReport, JobsPage, JobSummary, PlacedRank
 from distensor.hub.placement import Place
-from distensor.hub.records import JobRecord, RankRecord
+from distensor.hub.records import JobRecord, Placement, RankRecord
 
 MOST_FURTHER_HOSTS = 5
 """Addresses of a member beside the first one: the topology of a thousand ranks has to fit into a message."""
@@ -42,6 +44,15 @@ def assignment_of(job: JobRecord, rank: RankRecord) -> Assignment:
         device_id=rank.device_id,
         worker_id=rank.worker_id,
         continues=rank.continues,
+    )
+
+
+def new_rank(job_id: JobId, epoch: Epoch, place: Place) -> RankRecord:
+    return RankRecord(
+        rank=place.rank,
+        node_id=place.node_id,
+        device_id=place.device_id,
+        worker_id=WorkerId(f"{job_id}-{epoch}-{place.rank}"),
     )
 
 
@@ -87,15 +98,8 @@ def reconfigured(job: JobRecord, change: Reconfiguration, places: Sequence[Place
     """The job in its next epoch. Processes that go on keep their device and their name; all ranks have to say again
     that they are ready."""
     epoch = Epoch(job.epoch + 1)
-    new = {
-        place.rank: RankRecord(
-            rank=place.rank,
-            node_id=place.node_id,
-            device_id=place.device_id,
-            worker_id=WorkerId(f"{job.job_id}-{epoch}-{place.rank}"),
-        )
-        for place in places
-    }
+    new = {place.rank: new_rank(job.job_id, epoch, place) for place in places}
+    whys = {place.rank: place.why for place in places}
     ranks = tuple(
         new.pop(Rank(rank)) if before is None else _going_on(job.ranks[before], Rank(rank))
         for rank, before in enumerate(change.continues)
@@ -109,6 +113,13 @@ def reconfigured(job: JobRecord, change: Reconfiguration, places: Sequence[Place
         driver_certificate_pem=certificate_pem,
         ranks=ranks,
         request=change.request,
+        placement=Placement(
+            whys=tuple(
+                whys[Rank(rank)] if before is None else f"goes on from rank {before} of epoch {job.epoch}"
+                for rank, before in enumerate(change.continues)
+            )
+            + tuple(whys[rank] for rank in sorted(new))
+        ),
     )
 
 
@@ -179,3 +190,40 @@ def update_of(job: JobRecord, nodes: Mapping[NodeId, NodeInfo], authority_pem: s
         else None,
         workers=job.changes(),
     )
+
+
+def summary_of(job: JobRecord, position: int) -> JobSummary:
+    return JobSummary(
+        job_id=job.job_id,
+        name=job.name,
+        owner=job.owner,
+        state=job.state,
+        epoch=job.epoch,
+        parallel=job.parallel,
+        reason=job.reason,
+        priority=0 if job.wish is None else job.wish.priority,
+        position=position,
+    )
+
+
+def report_of(job: JobRecord, summary: JobSummary, names: Mapping[NodeId, str]) -> JobReport:
+    whys = job.placement.whys or ("",) * len(job.ranks)
+    ranks = tuple(
+        PlacedRank(
+            rank=rank.rank,
+            node_id=rank.node_id,
+            node=names[rank.node_id],
+            device_id=rank.device_id,
+            why=why,
+            state=rank.state,
+        )
+        for rank, why in zip(job.ranks, whys, strict=True)
+    )
+    return JobReport(job=summary, ranks=ranks, passed=job.placement.passed)
+
+
+def page_of(found: Sequence[JobSummary], query: JobQuery) -> JobsPage:
+    """The part of a list behind `query.after`; from the beginning when that job is not in it any more."""
+    start = next((place for place, job in enumerate(found, 1) if job.job_id == query.after), 0)
+    page = tuple(found[start : start + query.most])
+    return JobsPage(jobs=page, more=start + len(page) < len(found))

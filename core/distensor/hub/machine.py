@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Protocol
 
 from distensor.comm.messages import (
@@ -29,9 +30,11 @@ from distensor.core.control import (
     WorkerReady,
     WorkerState,
 )
-from distensor.core.errors import AuthenticationError, ConfigError, ControlError, HubProtocolError, StaleEpochError
-from distensor.core.ids import DRIVER_RANK, Epoch, Generation, JobId, NodeId, Rank, WorkerId
+from distensor.core.errors import ConfigError, ControlError, HubProtocolError, PlacementError, StaleEpochError
+from distensor.core.ids import DRIVER_RANK, Epoch, Generation, JobId, NodeId, Rank
+from distensor.core.job_report import JobReport, JobSummary
 from distensor.hub import jobs
+from distensor.hub.accounts import Quota
 from distensor.hub.effects import (
     Effect,
     Note,
@@ -41,9 +44,9 @@ from distensor.hub.effects import (
     Send,
     SessionId,
 )
-from distensor.hub.membership import Membership, Slot
-from distensor.hub.placement import Place, place
+from distensor.hub.membership import Membership
 from distensor.hub.records import JobRecord, NodeRecord, RankRecord
+from distensor.hub.scheduling import Schedule
 
 FIRST_EPOCH = Epoch(1)
 MOST_ENDED = 1000
@@ -60,6 +63,8 @@ class Patience:
     workers_ready: float = 120.0
     trainer_gone: float = 300.0
     """The workers of a job keep what they hold for so long after its trainer was last heard of."""
+    passed_over: float = 600.0
+    """After how long in the queue no other job may pass one any more."""
 
     @property
     def silence(self) -> float:
@@ -101,6 +106,7 @@ class HubMachine:
         patience: Patience,
         now: float,
         relay: str = "",
+        quotas: Mapping[str, Quota] = MappingProxyType({}),
     ) -> None:
         self._relay = relay
         self.generation = generation
@@ -114,6 +120,7 @@ class HubMachine:
         self._ended = deque(job.job_id for job in self._jobs.values() if job.state.ended)
         self._placed_at = dict.fromkeys(self._live, now)
         self._trainer_heard = dict.fromkeys(self._live, now)
+        self._schedule = Schedule(self._jobs, self._live, self._members, patience.passed_over, quotas, now)
         for node_id, sum_ in earnings.items():
             self._members.set_earnings(node_id, sum_)
 
@@ -151,11 +158,7 @@ class HubMachine:
         return self._members.beat(session, beat, now, hub_time)
 
     def mesh(self, now: float) -> Mesh:
-        return self._members.mesh(self._used(), now)
-
-    def _used(self) -> Counter[Slot]:
-        """How many ranks of live jobs each device has."""
-        return Counter((rank.node_id, rank.device_id) for job_id in self._live for rank in self._jobs[job_id].ranks)
+        return self._members.mesh(self._schedule.used(), now)
 
     def _restore(self, session: SessionId, node_id: NodeId, job: JobRecord, has: set[JobRef]) -> list[Effect]:
         mine = [rank for rank in job.ranks if rank.node_id == node_id]
@@ -269,7 +272,6 @@ class HubMachine:
         known = self._submissions.get((owner, spec.submission))
         if known is not None:
             return *known, []
-        places = place(spec, self._members.offers(self._used(), now), self._members.away(now))
         job_id, epoch = self._new_job_id(), FIRST_EPOCH
         job = JobRecord(
             job_id=job_id,
@@ -278,26 +280,38 @@ class HubMachine:
             name=spec.name,
             parallel=spec.parallel,
             epoch=epoch,
-            state=JobState.PLACED,
-            driver_certificate_pem=self._signer.sign(spec.csr_pem, job_id, epoch, DRIVER_RANK),
-            ranks=tuple(
-                RankRecord(
-                    rank=place.rank,
-                    node_id=place.node_id,
-                    device_id=place.device_id,
-                    worker_id=WorkerId(f"{job_id}-{epoch}-{place.rank}"),
-                )
-                for place in places
-            ),
+            state=JobState.QUEUED,
+            driver_certificate_pem="",
+            ranks=(),
+            wish=spec,
         )
-        return job_id, epoch, self._start(job, now)
+        try:
+            job = self._schedule.placed(job, spec, now)
+        except PlacementError as error:
+            if not spec.wait:
+                raise
+            job = replace(job, reason=str(error))
+        job = replace(job, driver_certificate_pem=self._signer.sign(spec.csr_pem, job_id, epoch, DRIVER_RANK))
+        if job.state is JobState.QUEUED:
+            return job_id, epoch, self._wait(job, spec, now)
+        return job_id, epoch, self._start(job, now, new=True)
 
-    def _start(self, job: JobRecord, now: float) -> list[Effect]:
+    def _wait(self, job: JobRecord, spec: JobSpec, now: float) -> list[Effect]:
+        position = self._schedule.enqueue(job, spec, now)
+        self._remember(job, now)
+        note = f"job {job.name} ({job.job_id}) waits at place {position} of the queue: {job.reason}"
+        return [SaveJob(job=job, new=True), self._publish(job), Note(text=note)]
+
+    def _remember(self, job: JobRecord, now: float) -> None:
         self._jobs[job.job_id] = job
         self._submissions[job.owner, job.submission] = job.job_id, job.epoch
         self._live.add(job.job_id)
         self._placed_at[job.job_id] = self._trainer_heard[job.job_id] = now
-        effects: list[Effect] = [SaveJob(job=job, new=True)]
+
+    def _start(self, job: JobRecord, now: float, *, new: bool) -> list[Effect]:
+        self._remember(job, now)
+        self._schedule.ended(job.job_id)
+        effects: list[Effect] = [SaveJob(job=job, new=new, new_epoch=not new)]
         sessions = dict(self._sessions(job))
         effects += [
             Send(session=sessions[rank.node_id], message=jobs.assignment_of(job, rank))
@@ -308,11 +322,14 @@ class HubMachine:
         note = f"job {job.name} ({job.job_id}) placed: {len(job.ranks)} workers on {names}"
         return [*effects, self._publish(job), Note(text=note)]
 
+    def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
+        self._schedule.set_quotas(quotas)
+
     def reconfigure(self, owner: str, change: Reconfiguration, now: float) -> tuple[Epoch, list[Effect]]:
         """Begin the next epoch of a job, with other members. The same request is the same epoch.
 
         Raises:
-            ControlError, AuthenticationError: as `job_of`; also a job that has ended, and ranks that are not its own.
+            ControlError: as `job_of`; also a job that has ended, and ranks that are not its own.
             StaleEpochError: asked from another epoch than the present one.
             PlacementError: there is no place for the new ranks; nothing has changed.
             HubProtocolError: the driver's certificate request is refused.
@@ -322,6 +339,8 @@ class HubMachine:
             return before.epoch, []
         if before.state.ended:
             raise ControlError(f"job {before.job_id} is {before.state.value}: {before.reason or 'no reason given'}")
+        if before.state is JobState.QUEUED:
+            raise ControlError(f"job {before.job_id} waits in the queue: it has no members yet that could be others")
         if before.epoch != change.epoch:
             raise StaleEpochError(f"job {before.job_id} is in epoch {before.epoch}, not {change.epoch}")
         kept = [rank for rank in change.continues if rank is not None]
@@ -329,7 +348,7 @@ class HubMachine:
             last = before.parallel.world_size - 1
             raise ControlError(f"job {before.job_id} has ranks 0 to {last}, not {max(kept)}")
         certificate = self._signer.sign(change.csr_pem, before.job_id, Epoch(before.epoch + 1), DRIVER_RANK)
-        job = jobs.reconfigured(before, change, self._places_of_new(before, change, now), certificate)
+        job = jobs.reconfigured(before, change, self._schedule.places_of_new(before, change, now), certificate)
         return job.epoch, self._regroup(before, job, now)
 
     def take_over(self, owner: str, taken: TakeOver, now: float) -> tuple[Epoch, list[Effect]]:
@@ -345,30 +364,10 @@ class HubMachine:
         )
         return self.reconfigure(owner, change, now)
 
-    def _places_of_new(self, job: JobRecord, change: Reconfiguration, now: float) -> tuple[Place, ...]:
-        """Slots of ranks that do not go on count as free: their workers end now."""
-        new = [Rank(rank) for rank, before in enumerate(change.continues) if before is None]
-        if not new and not change.aggregators:
-            return ()
-        used = self._used()
-        for rank in job.ranks:
-            if rank.rank not in change.continues:
-                used[rank.node_id, rank.device_id] -= 1
-        spec = JobSpec(
-            submission=change.request,
-            name=job.name,
-            parallel=change.parallel,
-            csr_pem="",
-            bytes_per_rank=change.bytes_per_rank,
-            aggregators=change.aggregators,
-        )
-        return place(spec, self._members.offers(used, now), self._members.away(now), new)
-
     def _regroup(self, before: JobRecord, job: JobRecord, now: float) -> list[Effect]:
         """Processes that go on hear of it before those that do not are released."""
-        self._jobs[job.job_id] = job
-        self._submissions[job.owner, job.submission] = job.job_id, job.epoch
-        self._placed_at[job.job_id] = self._trainer_heard[job.job_id] = now
+        self._remember(job, now)
+        self._schedule.freed()
         effects: list[Effect] = [SaveJob(job=job, new_epoch=True)]
         sessions = dict(self._sessions(job))
         effects += [
@@ -385,14 +384,24 @@ class HubMachine:
         )
         return [*effects, self._publish(job), Note(text=note)]
 
+    def summaries(self, owner: str | None, *, ended: bool) -> list[JobSummary]:
+        """The jobs of an owner, or of all."""
+        return self._schedule.summaries(owner, ended=ended)
+
+    def report(self, job_id: JobId, now: float) -> JobReport:
+        """Why a job is where it is, or what it waits for. The job is known."""
+        return self._schedule.report(job_id, now)
+
     def job_of(self, owner: str, job_id: JobId) -> JobRecord:
-        """Raises: ControlError: no such job. AuthenticationError: it is another trainer's."""
+        """Raises: ControlError: no such job, or another owner's."""
         job = self._jobs.get(job_id)
-        if job is None:
+        if job is None or job.owner != owner:
             raise ControlError(f"the hub knows no job {job_id}")
-        if job.owner != owner:
-            raise AuthenticationError(f"job {job_id} belongs to another trainer")
         return job
+
+    def owner_of(self, job_id: JobId) -> str | None:
+        job = self._jobs.get(job_id)
+        return None if job is None else job.owner
 
     def heard_trainer(self, job_id: JobId, now: float) -> None:
         """The job's trainer has shown that it is alive."""
@@ -403,7 +412,7 @@ class HubMachine:
         """End a job; ending it again changes nothing. `epoch`: the one that its trainer is in, where it says so.
 
         Raises:
-            ControlError, AuthenticationError: as `job_of`.
+            ControlError: as `job_of`.
             ConfigError: `state` is no end.
             StaleEpochError: another trainer has taken the job over since.
         """
@@ -420,6 +429,7 @@ class HubMachine:
     def _finish(self, job: JobRecord) -> list[Effect]:
         self._jobs[job.job_id] = job
         self._live.discard(job.job_id)
+        self._schedule.ended(job.job_id)
         self._ended.append(job.job_id)
         while len(self._ended) > MOST_ENDED:
             del self._jobs[self._ended.popleft()]
@@ -447,6 +457,13 @@ class HubMachine:
             job = self._jobs[job_id]
             if reason := self._overdue(job, now):
                 effects += self._fail(job, reason)
+        return effects + self._serve(now)
+
+    def _serve(self, now: float) -> list[Effect]:
+        """Place the jobs that wait and fit now."""
+        effects: list[Effect] = []
+        for placed in self._schedule.served(now):
+            effects += self._start(placed, now, new=False)
         return effects
 
     def _overdue(self, job: JobRecord, now: float) -> str | None:

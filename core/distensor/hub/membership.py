@@ -15,7 +15,7 @@ from distensor.core.control import Earnings, Mesh, MeshNode, NodeInfo
 from distensor.core.ids import DeviceId, Generation, NodeId
 from distensor.core.reading import Unavailable
 from distensor.hub.effects import Disconnect, Effect, Note, SaveNode, Send, SessionId, SpendToken
-from distensor.hub.placement import DeviceOffer, NodeOffer
+from distensor.hub.placement import DeviceOffer, NodeOffer, site_of
 from distensor.hub.records import NodeRecord
 
 NOTHING_EARNED = Earnings()
@@ -45,6 +45,8 @@ class Membership:
         self._silence = silence
         self._nodes = {node.node_id: _Node(record=node, gone_since=now) for node in nodes}
         self._by_session: dict[SessionId, NodeId] = {}
+        self.changes = 0
+        """Rises whenever there may be more room for jobs than before."""
 
     def record(self, node_id: NodeId) -> NodeRecord | None:
         node = self._nodes.get(node_id)
@@ -104,6 +106,7 @@ class Membership:
             return []
         node = self._nodes[node_id]
         effects: list[Effect] = [] if node.answered else [SpendToken(node=node.record)]
+        self.changes += not node.answered or beat.info is not None or beat.accepting != node.accepting
         node.heard_at, node.answered, node.accepting = now, True, beat.accepting
         if beat.info is not None:
             effects += _describe(node, beat.info)
@@ -179,8 +182,15 @@ def _offer(node: _Node, used: Mapping[Slot, int]) -> NodeOffer:
             kind=device.kind,
             slots=max(0, device.slots - used.get((node_id, device.device_id), 0)),
             free_bytes=None if isinstance(device.free_bytes, Unavailable) else device.free_bytes,
+            flops=None if isinstance(device.matmul_flops, Unavailable) else device.matmul_flops,
         )
         for device in node.record.info.devices
         if device.unusable is None and node.accepting
     )
-    return NodeOffer(node_id=node_id, name=node.record.info.name, devices=devices)
+    return NodeOffer(
+        node_id=node_id,
+        name=node.record.info.name,
+        devices=devices,
+        site=site_of(node.record.info.seen_host),
+        accepting=node.accepting,
+    )

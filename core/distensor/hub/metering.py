@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from distensor.core.control import Earnings, Unit, UnitKey
-from distensor.core.errors import AuthenticationError, ControlError
+from distensor.core.errors import ControlError
 from distensor.core.ids import Epoch, JobId, NodeId, Rank
 from distensor.core.statement import UnitState
 
@@ -102,8 +102,7 @@ def record_receipts(books: UnitBooks, owner: str, units: Sequence[Unit], *, hour
     """Enter a trainer's receipts, all or none.
 
     Raises:
-        AuthenticationError: a unit of another trainer's job.
-        ControlError: a unit that was never placed.
+        ControlError: a unit that was never placed, or of another trainer's job: the words are the same.
     """
     nodes: set[NodeId] = set()
     entering = _Entering(books, units)
@@ -117,11 +116,13 @@ def record_receipts(books: UnitBooks, owner: str, units: Sequence[Unit], *, hour
 
 def _receivable(books: UnitBooks, owner: str, key: UnitKey) -> PlaceOfWork:
     place = books.find_place(key.job_id, key.epoch, key.rank)
-    if place is None:
-        raise ControlError(f"{describe(key)} was never placed")
-    if place.owner != owner:
-        raise AuthenticationError(f"job {key.job_id} belongs to another trainer")
+    if place is None or place.owner != owner:
+        raise ControlError(never_placed(key))
     return place
+
+
+def never_placed(key: UnitKey) -> str:
+    return f"{describe(key)} was never placed"
 
 
 class _Entering:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from distensor.core.control import JobState, NodeInfo, WorkerChange, WorkerState
-from distensor.core.ids import DeviceId, Epoch, JobId, NodeId, Rank, WorkerId
+from distensor.core.control import JobSpec, JobState, NodeInfo, WorkerChange, WorkerState
+from distensor.core.ids import AccountId, DeviceId, Epoch, JobId, KeyId, NodeId, Rank, WorkerId
+from distensor.core.job_report import PassedNode
 from distensor.core.parallel import ParallelConfig
+from distensor.hub.accounts import MAIN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,6 +22,8 @@ class TokenRecord:
     used_by: NodeId | None = None
     spent: bool = False
     """True once the node that used it has come back with its credential or beaten once."""
+    account: AccountId = MAIN
+    """Of what it makes: a node of this account, or this account's trainer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +33,9 @@ class NodeRecord:
     node_id: NodeId
     secret_hash: str = field(repr=False)
     info: NodeInfo
+    account: AccountId = MAIN
+    joined_by: KeyId | None = None
+    """The family of the provider key by which it joined; None for a join token."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +56,17 @@ class RankRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """Why the ranks of the present epoch are where they are, in order of rank, and why other nodes have none."""
+
+    whys: tuple[str, ...] = ()
+    passed: tuple[PassedNode, ...] = ()
+
+
+NOT_EXPLAINED = Placement()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class JobRecord:
     """A job with the ranks of its present epoch, in order of rank."""
 
@@ -64,6 +82,9 @@ class JobRecord:
     reason: str = ""
     request: str = ""
     """The trainer's request that made the present epoch; empty for the first one."""
+    wish: JobSpec | None = None
+    """What a job that waits is waiting for."""
+    placement: Placement = NOT_EXPLAINED
 
     def with_rank(self, rank: RankRecord) -> JobRecord:
         ranks = tuple(rank if old.rank == rank.rank else old for old in self.ranks)

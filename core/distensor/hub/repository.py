@@ -9,6 +9,7 @@ from typing import Protocol
 from distensor.core.control import Earnings
 from distensor.core.ids import Epoch, Generation, JobId, NodeId
 from distensor.core.statement import Statement, StatementQuery, UnitsPage, UnitsQuery
+from distensor.hub.access_books import AccessBooks
 from distensor.hub.metering import UnitBooks
 from distensor.hub.records import JobRecord, NodeRecord, RankRecord, TokenRecord
 
@@ -24,7 +25,7 @@ class Snapshot:
     earnings: dict[NodeId, Earnings]
 
 
-class Books(UnitBooks, Protocol):
+class Books(UnitBooks, AccessBooks, Protocol):
     """One transaction."""
 
     def begin_generation(self) -> Generation:

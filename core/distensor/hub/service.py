@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -10,7 +11,6 @@ from typing import Any, TypeVar
 from distensor.comm.address import host_of_peer, is_loopback
 from distensor.comm.messages import Claims, ClaimsAnswer, Goodbye, Heartbeat, NodeToHub, Register, Rejected, Welcome
 from distensor.comm.server import Bearer, NodeSession, Principal
-from distensor.comm.tokens import Role
 from distensor.core.clock import Clock
 from distensor.core.control import (
     JobSpec,
@@ -23,11 +23,15 @@ from distensor.core.control import (
     WorkerChange,
     WorkerReady,
 )
-from distensor.core.errors import AuthenticationError, ConfigError, HubProtocolError, JobHeldError
-from distensor.core.ids import Epoch, JobId, NodeId
+from distensor.core.errors import ConfigError, HubProtocolError, JobHeldError
+from distensor.core.ids import AccountId, Epoch, JobId, NodeId
+from distensor.core.job_report import JobQuery, JobReport, JobsPage
 from distensor.core.parallel import ParallelConfig
 from distensor.core.statement import Statement, StatementQuery, UnitsPage, UnitsQuery, hour_of
-from distensor.hub import access
+from distensor.hub import access, jobs
+from distensor.hub.audit import Outcome
+from distensor.hub.authorization import Operation, Reach, Who
+from distensor.hub.door import Door, Stay, actor_of, principal_of_node, reach_of, usable_key
 from distensor.hub.effects import (
     Disconnect,
     Effect,
@@ -42,7 +46,8 @@ from distensor.hub.effects import (
     SpendToken,
 )
 from distensor.hub.machine import HubMachine
-from distensor.hub.metering import Recorded, record_claims, record_receipts
+from distensor.hub.metering import Recorded, never_placed, record_claims, record_receipts
+from distensor.hub.records import NodeRecord
 from distensor.hub.repository import Books
 from distensor.hub.watchers import Watchers
 from distensor.hub.writer import Writes
@@ -71,9 +76,16 @@ class HubService:
     """
 
     def __init__(
-        self, machine: HubMachine, writer: Writes, clock: Clock, mint: Mint, log: Callable[[str], None]
+        self,
+        machine: HubMachine,
+        writer: Writes,
+        clock: Clock,
+        mint: Mint,
+        log: Callable[[str], None],
+        door: Door | None = None,
     ) -> None:
         self._machine = machine
+        self._door = door or Door(machine.node, writer, clock)
         self._writer = writer
         self._clock = clock
         self._mint = mint
@@ -83,7 +95,7 @@ class HubService:
         self._sessions: dict[SessionId, NodeSession] = {}
         self._ids: dict[NodeSession, SessionId] = {}
         self._next_session = 0
-        self._trainers: dict[str, str] = {}
+        self._stays: dict[NodeSession, Stay] = {}
         self._watchers = Watchers()
         self._deliveries: asyncio.Queue[tuple[asyncio.Future[Any], Callable[[], None]]] = asyncio.Queue()
 
@@ -110,42 +122,29 @@ class HubService:
     async def _tick(self) -> None:
         while True:
             await self._clock.sleep_async(TICK_SECONDS)
+            if await self._door.refresh():
+                accounts = await self._writer.read(lambda books: books.accounts())
+                self._machine.set_quotas({account.account_id: account.quota for account in accounts})
             if effects := self._machine.tick(self._clock.monotonic()):
                 self._apply(effects)
 
     # Who is there
 
-    async def authenticate(self, bearer: Bearer) -> Principal:
-        match bearer:
-            case Bearer(kind="node", parts=(node_id, secret)):
-                node = self._machine.node(NodeId(node_id))
-                if node is None or not access.matches(secret, node.secret_hash):
-                    raise AuthenticationError("the hub does not know this node's credential")
-                return Principal(kind="node", subject=node_id)
-            case Bearer(kind="trainer", parts=(secret,)):
-                return Principal(kind="trainer", subject=await self._trainer(secret))
-            case Bearer(kind="join", parts=(secret,)):
-                key = access.hash_secret(secret)
-                await self._writer.read(lambda books: access.find_unspent(books, key))
-                return Principal(kind="join", subject=key)
-        raise AuthenticationError("the call carries no token or credential of a known form")
-
-    async def _trainer(self, secret: str) -> str:
-        key = access.hash_secret(secret)
-        if key not in self._trainers:
-            token = await self._writer.read(lambda books: access.find_token(books, key, Role.TRAINER))
-            self._trainers[key] = token.subject
-        return self._trainers[key]
+    async def authenticate(self, bearer: Bearer, peer: str) -> Principal:
+        return await self._door.recognise(bearer, peer)
 
     # Nodes
 
     async def node_joined(self, who: Principal, register: Register, session: NodeSession) -> None:
-        if who.kind == "join":
-            node_id, credential = await self._admit(who.subject, register)
-        elif who.kind == "node":
-            node_id, credential = NodeId(who.subject), ""
-        else:
-            raise AuthenticationError("a trainer's token cannot join a node")
+        self._door.require(who, Operation.NODE)
+        host = host_of_peer(session.peer)
+        seen = replace(register.info, seen_host="" if is_loopback(host) else host)
+        register = replace(register, info=seen)
+        node_id, credential = NodeId(who.subject), ""
+        if who.kind != Who.NODE:
+            node_id, credential = await self._admit(who, register)
+        node = self._machine.node(node_id)
+        assert node is not None  # its credential was recognised, or it has just been admitted
         welcome = Welcome(
             node_id=node_id,
             credential=credential,
@@ -157,18 +156,39 @@ class HubService:
         number = SessionId(self._next_session)
         self._sessions[number] = session
         self._ids[session] = number
-        host = host_of_peer(session.peer)
-        seen = replace(register.info, seen_host="" if is_loopback(host) else host)
-        register = replace(register, info=seen)
+        self._stays[session] = self._door.enter(principal_of_node(node), functools.partial(self._show_out, session))
         self._apply(self._machine.join(number, node_id, register, self._clock.monotonic()))
 
-    async def _admit(self, token_hash: str, register: Register) -> tuple[NodeId, str]:
-        node_id, credential = self._mint.node_id(), self._mint.secret()
-        record = await self._writer.submit(
-            lambda books: access.admit(books, token_hash, node_id, credential, register.info)
+    def _show_out(self, session: NodeSession, why: str) -> None:
+        """Nothing more is heard from this node, whether it reads the reason or not."""
+        session.close(Rejected(code="revoked", reason=why))
+        self.node_left(session)
+
+    async def _admit(self, who: Principal, register: Register) -> tuple[NodeId, str]:
+        joining = access.Joining(
+            info=register.info, host=who.host, node_id=self._mint.node_id(), credential=self._mint.secret()
         )
+        if who.kind == Who.PROVIDER:
+            run = self._admit_by_key(who, joining)
+        else:
+            run = functools.partial(access.admit, token_hash=who.subject, joining=joining)
+        record = await self._writer.submit(lambda books: run(books))
         self._machine.add_node(record, self._clock.monotonic())
-        return record.node_id, credential
+        self._door.note(actor_of(who), "join", record.node_id, Outcome.DONE, f"node {register.info.name}")
+        return record.node_id, joining.credential
+
+    def _admit_by_key(self, who: Principal, joining: access.Joining) -> Callable[[Books], NodeRecord]:
+        named = joining.info.node_id
+        known = None if named is None else self._machine.node(named)
+        former = named if known is not None and known.account == who.account else None
+        now = int(self._clock.now())
+
+        def run(books: Books) -> NodeRecord:
+            key = usable_key(books, who.subject, now)  # again, in the same transaction: it may just have been revoked
+            by = access.JoinKey(secret_hash=who.subject, family=key.family, account=key.account_id)
+            return access.admit_by_key(books, by, joining, former)
+
+        return run
 
     def node_said(self, session: NodeSession, message: NodeToHub) -> None:
         number = self._ids.get(session)
@@ -203,40 +223,42 @@ class HubService:
         self._deliver_once_committed(recorded, done)
 
     def node_left(self, session: NodeSession) -> None:
+        if stay := self._stays.pop(session, None):
+            self._door.leave(stay)
         number = self._ids.pop(session, None)
         if number is not None:
             del self._sessions[number]
             self._apply(self._machine.leave(number, self._clock.monotonic()))
 
     async def statement(self, who: Principal, query: StatementQuery) -> Statement:
-        node_id = _require_node(who)
-        return await self._writer.read(lambda books: books.statement(node_id, query))
+        self._door.require(who, Operation.STATEMENT)
+        return await self._writer.read(lambda books: books.statement(NodeId(who.subject), query))
 
     async def units(self, who: Principal, query: UnitsQuery) -> UnitsPage:
-        node_id = _require_node(who)
-        return await self._writer.read(lambda books: books.units(node_id, query))
+        self._door.require(who, Operation.UNITS)
+        return await self._writer.read(lambda books: books.units(NodeId(who.subject), query))
 
     # Trainers
 
     async def query_mesh(self, who: Principal) -> Mesh:
-        _require_trainer(who)
+        self._door.require(who, Operation.QUERY_MESH)
         return self._machine.mesh(self._clock.monotonic())
 
     async def submit_job(self, who: Principal, spec: JobSpec) -> tuple[JobId, Epoch]:
-        owner = _require_trainer(who)
+        self._door.require(who, Operation.SUBMIT_JOB)
         self._writer.require_writable()
-        job_id, epoch, effects = self._machine.submit(owner, spec, self._clock.monotonic())
+        job_id, epoch, effects = self._machine.submit(who.account, spec, self._clock.monotonic())
         await self._apply(effects)
         return job_id, epoch
 
     async def reconfigure_job(self, who: Principal, change: Reconfiguration) -> Epoch:
-        owner = _require_trainer(who)
+        owner = self._owner(who, Operation.RECONFIGURE_JOB, change.job_id)
         epoch, effects = self._machine.reconfigure(owner, change, self._clock.monotonic())
         await self._apply(effects)
         return epoch
 
     async def take_over_job(self, who: Principal, taken: TakeOver) -> tuple[Epoch, ParallelConfig]:
-        owner = _require_trainer(who)
+        owner = self._owner(who, Operation.TAKE_OVER_JOB, taken.job_id)
         job = self._machine.job_of(owner, taken.job_id)
         here = self._watchers.count(job.job_id) > 0
         young = self._clock.monotonic() - self._since < RETURN_SECONDS and job.job_id not in self._followed
@@ -248,27 +270,29 @@ class HubService:
         return epoch, job.parallel
 
     async def watch_job(self, who: Principal, job_id: JobId) -> AsyncIterator[JobUpdate]:
-        owner = _require_trainer(who)
-        job = self._machine.job_of(owner, job_id)
+        job = self._machine.job_of(self._owner(who, Operation.WATCH_JOB, job_id), job_id)
         self._followed.add(job_id)
-        with self._watchers.watch(job_id) as updates:
+        with self._watchers.watch(job_id) as watcher, self._door.staying(who, watcher.end):
             # Goes through the deliveries, so that a watcher never sees what is not committed yet.
             self._apply([self._machine.update(job)])
             while True:
                 self._machine.heard_trainer(job_id, self._clock.monotonic())
-                try:
-                    update = await asyncio.wait_for(updates.get(), TICK_SECONDS * 10)
-                except TimeoutError:
+                update = await watcher.next(within=TICK_SECONDS * 10)
+                if update is None:
                     continue
                 yield update
                 if update.state.ended:
                     return
 
     async def report_units(self, who: Principal, units: Sequence[Unit]) -> None:
-        owner = _require_trainer(who)
+        self._door.require(who, Operation.REPORT_UNITS)
+        for key in {unit.key.job_id: unit.key for unit in units}.values():
+            if (owner := self._machine.owner_of(key.job_id)) is not None:  # the books have the last word
+                missing = never_placed(key)
+                self._door.require_object(who, Operation.REPORT_UNITS, key.job_id, owner, missing)
         self._writer.require_writable()  # the trainer keeps them and comes again
         hour = hour_of(self._clock.now())
-        recorded = self._writer.submit(lambda books: record_receipts(books, owner, units, hour=hour))
+        recorded = self._writer.submit(lambda books: record_receipts(books, who.account, units, hour=hour))
         delivered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done() -> None:
@@ -286,12 +310,27 @@ class HubService:
     async def end_job(
         self, who: Principal, job_id: JobId, state: JobState, reason: str, epoch: Epoch | None = None
     ) -> None:
-        owner = _require_trainer(who)
+        owner = self._owner(who, Operation.END_JOB, job_id)
         try:
             effects = self._machine.end(owner, job_id, state, reason, epoch)
         except ConfigError as error:
             raise HubProtocolError(str(error)) from error
+        if who.account != owner:
+            self._door.note(actor_of(who), Operation.END_JOB, job_id, Outcome.DONE, f"job of {owner}: {state.value}")
         await self._apply(effects)
+
+    async def list_jobs(self, who: Principal, query: JobQuery) -> JobsPage:
+        self._door.require(who, Operation.LIST_JOBS)
+        owner = None if reach_of(who, Operation.LIST_JOBS) is Reach.ANY else who.account
+        return jobs.page_of(self._machine.summaries(owner, ended=query.ended), query)
+
+    async def explain_job(self, who: Principal, job_id: JobId) -> JobReport:
+        self._owner(who, Operation.EXPLAIN_JOB, job_id)
+        return self._machine.report(job_id, self._clock.monotonic())
+
+    def _owner(self, who: Principal, operation: Operation, job_id: JobId) -> AccountId:
+        missing = f"the hub knows no job {job_id}"
+        return self._door.require_object(who, operation, job_id, self._machine.owner_of(job_id), missing)
 
     # Effects
 
@@ -365,15 +404,3 @@ def _save_all(books: Books, saves: Iterable[Save]) -> None:
                 books.save_rank(save.job_id, save.epoch, save.rank)
             case SpendToken():
                 books.spend_token(save.node.node_id)
-
-
-def _require_node(who: Principal) -> NodeId:
-    if who.kind != "node":
-        raise AuthenticationError("this call is for nodes that have joined; another kind of secret was shown")
-    return NodeId(who.subject)
-
-
-def _require_trainer(who: Principal) -> str:
-    if who.kind != "trainer":
-        raise AuthenticationError("this call is for trainers; a node's credential was shown")
-    return who.subject

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from distensor.core.errors import StoreError
-from distensor.hub.access import new_secret
+from distensor.hub.hashing import new_secret
 from distensor.hub.pki import write_private
 
 

@@ -8,32 +8,66 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from distensor.core.control import JobUpdate
+from distensor.core.errors import AuthenticationError
 from distensor.core.ids import JobId
 
 
-class Watchers:
-    """A queue for each watcher of a job. A watcher that is behind gets the newest state, not every one."""
+class Watcher:
+    """One who watches. When behind, it gets the newest state, not every one."""
 
     def __init__(self) -> None:
-        self._queues: defaultdict[JobId, set[asyncio.Queue[JobUpdate]]] = defaultdict(set)
+        self._newest: JobUpdate | None = None
+        self._ended: str | None = None
+        self._woken = asyncio.Event()
+
+    def put(self, update: JobUpdate) -> None:
+        self._newest = update  # an update is the whole state: the newer one says everything
+        self._woken.set()
+
+    def end(self, why: str) -> None:
+        """Whoever watches may do so no longer."""
+        self._ended = why
+        self._woken.set()
+
+    async def next(self, *, within: float) -> JobUpdate | None:
+        """The next update, or None when there is none within these seconds.
+
+        Raises:
+            AuthenticationError: `end` was called.
+        """
+        try:
+            async with asyncio.timeout(within):
+                await self._woken.wait()
+        except TimeoutError:
+            return None
+        self._woken.clear()
+        if self._ended is not None:
+            raise AuthenticationError(self._ended)
+        update, self._newest = self._newest, None
+        return update
+
+
+class Watchers:
+    """All of them, by job."""
+
+    def __init__(self) -> None:
+        self._of_job: defaultdict[JobId, set[Watcher]] = defaultdict(set)
 
     @contextmanager
-    def watch(self, job_id: JobId) -> Iterator[asyncio.Queue[JobUpdate]]:
-        queue: asyncio.Queue[JobUpdate] = asyncio.Queue(maxsize=1)
-        self._queues[job_id].add(queue)
+    def watch(self, job_id: JobId) -> Iterator[Watcher]:
+        watcher = Watcher()
+        self._of_job[job_id].add(watcher)
         try:
-            yield queue
+            yield watcher
         finally:
-            self._queues[job_id].discard(queue)
-            if not self._queues[job_id]:
-                del self._queues[job_id]
+            self._of_job[job_id].discard(watcher)
+            if not self._of_job[job_id]:
+                del self._of_job[job_id]
 
     def count(self, job_id: JobId) -> int:
         """How many watch the job now."""
-        return len(self._queues.get(job_id, ()))
+        return len(self._of_job.get(job_id, ()))
 
     def publish(self, update: JobUpdate) -> None:
-        for queue in self._queues.get(update.job_id, ()):
-            if queue.full():
-                queue.get_nowait()  # an update is the whole state: the newer one says everything
-            queue.put_nowait(update)
+        for watcher in self._of_job.get(update.job_id, ()):
+            watcher.put(update)

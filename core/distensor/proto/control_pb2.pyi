@@ -869,9 +869,17 @@ class SubmitJobRequest(_message.Message):
     BYTES_PER_RANK_FIELD_NUMBER: _builtins.int
     DEVICE_KINDS_FIELD_NUMBER: _builtins.int
     AGGREGATORS_FIELD_NUMBER: _builtins.int
+    SPLIT_TENSOR_FIELD_NUMBER: _builtins.int
+    WAIT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     submission: _builtins.str
     name: _builtins.str
     csr_pem: _builtins.str
+    split_tensor: _builtins.bool
+    """Whether a tensor-parallel group may be split over machines that are far from each other."""
+    wait: _builtins.bool
+    """Whether to wait in the queue when there is no place now; among those that wait the higher priority comes first."""
+    priority: _builtins.int
     @_builtins.property
     def parallel(self) -> Global___Parallel: ...
     @_builtins.property
@@ -892,10 +900,13 @@ class SubmitJobRequest(_message.Message):
         bytes_per_rank: _abc.Iterable[_builtins.int] | None = ...,
         device_kinds: _abc.Iterable[_builtins.str] | None = ...,
         aggregators: _abc.Iterable[_builtins.str] | None = ...,
+        split_tensor: _builtins.bool = ...,
+        wait: _builtins.bool = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["parallel", b"parallel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregators", b"aggregators", "bytes_per_rank", b"bytes_per_rank", "csr_pem", b"csr_pem", "device_kinds", b"device_kinds", "name", b"name", "parallel", b"parallel", "submission", b"submission"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregators", b"aggregators", "bytes_per_rank", b"bytes_per_rank", "csr_pem", b"csr_pem", "device_kinds", b"device_kinds", "name", b"name", "parallel", b"parallel", "priority", b"priority", "split_tensor", b"split_tensor", "submission", b"submission", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1130,6 +1141,208 @@ class ReportUnitsReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportUnitsReply: _TypeAlias = ReportUnitsReply  # noqa: Y015
+
+@_typing.final
+class ListJobsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDED_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    MOST_FIELD_NUMBER: _builtins.int
+    ended: _builtins.bool
+    """also those that have ended"""
+    after: _builtins.str
+    """the last job of the page before"""
+    most: _builtins.int
+    def __init__(
+        self,
+        *,
+        ended: _builtins.bool = ...,
+        after: _builtins.str = ...,
+        most: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "ended", b"ended", "most", b"most"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListJobsRequest: _TypeAlias = ListJobsRequest  # noqa: Y015
+
+@_typing.final
+class JobSummaryMessage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    PARALLEL_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    name: _builtins.str
+    owner: _builtins.str
+    state: _builtins.str
+    epoch: _builtins.int
+    reason: _builtins.str
+    priority: _builtins.int
+    position: _builtins.int
+    """in the queue, from 1"""
+    @_builtins.property
+    def parallel(self) -> Global___Parallel: ...
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        owner: _builtins.str = ...,
+        state: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        parallel: Global___Parallel | None = ...,
+        reason: _builtins.str = ...,
+        priority: _builtins.int = ...,
+        position: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["parallel", b"parallel"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "job_id", b"job_id", "name", b"name", "owner", b"owner", "parallel", b"parallel", "position", b"position", "priority", b"priority", "reason", b"reason", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobSummaryMessage: _TypeAlias = JobSummaryMessage  # noqa: Y015
+
+@_typing.final
+class ListJobsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOBS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobSummaryMessage]: ...
+    def __init__(
+        self,
+        *,
+        jobs: _abc.Iterable[Global___JobSummaryMessage] | None = ...,
+        more: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "more", b"more"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListJobsReply: _TypeAlias = ListJobsReply  # noqa: Y015
+
+@_typing.final
+class ExplainJobRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainJobRequest: _TypeAlias = ExplainJobRequest  # noqa: Y015
+
+@_typing.final
+class PlacedRankMessage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    DEVICE_ID_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    node_id: _builtins.str
+    node: _builtins.str
+    device_id: _builtins.str
+    why: _builtins.str
+    state: _builtins.str
+    """empty while its worker has not said anything"""
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        node_id: _builtins.str = ...,
+        node: _builtins.str = ...,
+        device_id: _builtins.str = ...,
+        why: _builtins.str = ...,
+        state: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_id", b"device_id", "node", b"node", "node_id", b"node_id", "rank", b"rank", "state", b"state", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlacedRankMessage: _TypeAlias = PlacedRankMessage  # noqa: Y015
+
+@_typing.final
+class PassedNodeMessage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    why: _builtins.str
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PassedNodeMessage: _TypeAlias = PassedNodeMessage  # noqa: Y015
+
+@_typing.final
+class ExplainJobReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    PASSED_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    missing: _builtins.str
+    @_builtins.property
+    def job(self) -> Global___JobSummaryMessage: ...
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacedRankMessage]: ...
+    @_builtins.property
+    def passed(self) -> _containers.RepeatedCompositeFieldContainer[Global___PassedNodeMessage]: ...
+    def __init__(
+        self,
+        *,
+        job: Global___JobSummaryMessage | None = ...,
+        ranks: _abc.Iterable[Global___PlacedRankMessage] | None = ...,
+        passed: _abc.Iterable[Global___PassedNodeMessage] | None = ...,
+        missing: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "missing", b"missing", "passed", b"passed", "ranks", b"ranks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainJobReply: _TypeAlias = ExplainJobReply  # noqa: Y015
 
 @_typing.final
 class EndJobRequest(_message.Message):

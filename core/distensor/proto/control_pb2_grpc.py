@@ -69,6 +69,16 @@ class ControlStub:
                 request_serializer=distensor_dot_proto_dot_control__pb2.ReportUnitsRequest.SerializeToString,
                 response_deserializer=distensor_dot_proto_dot_control__pb2.ReportUnitsReply.FromString,
                 _registered_method=True)
+        self.ListJobs = channel.unary_unary(
+                '/distensor.v1.Control/ListJobs',
+                request_serializer=distensor_dot_proto_dot_control__pb2.ListJobsRequest.SerializeToString,
+                response_deserializer=distensor_dot_proto_dot_control__pb2.ListJobsReply.FromString,
+                _registered_method=True)
+        self.ExplainJob = channel.unary_unary(
+                '/distensor.v1.Control/ExplainJob',
+                request_serializer=distensor_dot_proto_dot_control__pb2.ExplainJobRequest.SerializeToString,
+                response_deserializer=distensor_dot_proto_dot_control__pb2.ExplainJobReply.FromString,
+                _registered_method=True)
         self.EndJob = channel.unary_unary(
                 '/distensor.v1.Control/EndJob',
                 request_serializer=distensor_dot_proto_dot_control__pb2.EndJobRequest.SerializeToString,
@@ -137,6 +147,20 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListJobs(self, request, context):
+        """Those that wait first, in the order of the queue; then the others, the oldest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainJob(self, request, context):
+        """Where the ranks of a job are and why; for one that waits, what is missing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def EndJob(self, request, context):
         """Idempotent.
         """
@@ -194,6 +218,16 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.ReportUnits,
                     request_deserializer=distensor_dot_proto_dot_control__pb2.ReportUnitsRequest.FromString,
                     response_serializer=distensor_dot_proto_dot_control__pb2.ReportUnitsReply.SerializeToString,
+            ),
+            'ListJobs': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListJobs,
+                    request_deserializer=distensor_dot_proto_dot_control__pb2.ListJobsRequest.FromString,
+                    response_serializer=distensor_dot_proto_dot_control__pb2.ListJobsReply.SerializeToString,
+            ),
+            'ExplainJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainJob,
+                    request_deserializer=distensor_dot_proto_dot_control__pb2.ExplainJobRequest.FromString,
+                    response_serializer=distensor_dot_proto_dot_control__pb2.ExplainJobReply.SerializeToString,
             ),
             'EndJob': grpc.unary_unary_rpc_method_handler(
                     servicer.EndJob,
@@ -400,6 +434,60 @@ class Control:
             '/distensor.v1.Control/ReportUnits',
             distensor_dot_proto_dot_control__pb2.ReportUnitsRequest.SerializeToString,
             distensor_dot_proto_dot_control__pb2.ReportUnitsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListJobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/distensor.v1.Control/ListJobs',
+            distensor_dot_proto_dot_control__pb2.ListJobsRequest.SerializeToString,
+            distensor_dot_proto_dot_control__pb2.ListJobsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/distensor.v1.Control/ExplainJob',
+            distensor_dot_proto_dot_control__pb2.ExplainJobRequest.SerializeToString,
+            distensor_dot_proto_dot_control__pb2.ExplainJobReply.FromString,
             options,
             channel_credentials,
             insecure,

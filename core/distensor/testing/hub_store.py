@@ -23,6 +23,7 @@ from distensor.core.statement import (
 from distensor.hub.metering import PlaceOfWork, Posting, UnitRecord, node_account
 from distensor.hub.records import JobRecord, NodeRecord, RankRecord, TokenRecord
 from distensor.hub.repository import Snapshot
+from distensor.testing.hub_access_store import AccessTables, MemoryAccessBooks
 
 
 @dataclass(slots=True)
@@ -34,11 +35,13 @@ class _Tables:
     ranks: dict[tuple[JobId, Epoch, Rank], RankRecord] = field(default_factory=dict)
     units: dict[UnitKey, UnitRecord] = field(default_factory=dict)
     postings: dict[UnitKey, Posting] = field(default_factory=dict)
+    access: AccessTables = field(default_factory=AccessTables)
 
     def copied(self) -> _Tables:
         """The records are frozen, so copies of the tables are enough."""
         return _Tables(
             generation=self.generation,
+            access=self.access.copied(),
             **{
                 name: copy.copy(getattr(self, name))
                 for name in ("tokens", "nodes", "jobs", "ranks", "units", "postings")
@@ -92,7 +95,7 @@ class MemoryStore:
         self._working = None
 
 
-class MemoryBooks:
+class MemoryBooks(MemoryAccessBooks):
     """One transaction of a `MemoryStore`."""
 
     def __init__(self, store: MemoryStore) -> None:
@@ -101,6 +104,10 @@ class MemoryBooks:
     @property
     def _tables(self) -> _Tables:
         return self._store.working
+
+    @property
+    def _access(self) -> AccessTables:
+        return self._tables.access
 
     def begin_generation(self) -> Generation:
         self._tables.generation += 1

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from distensor.hub.repository import Snapshot
+from distensor.hub.stores.access_rows import AccessRows
 from distensor.hub.stores.job_rows import JobRows
 from distensor.hub.stores.node_rows import NodeRows
 from distensor.hub.stores.unit_rows import UnitRows
 
 
-class SqlBooks(NodeRows, JobRows, UnitRows):
+class SqlBooks(NodeRows, JobRows, UnitRows, AccessRows):
     """A `repository.Books`."""
 
     def snapshot(self) -> Snapshot:

@@ -8,12 +8,20 @@ from typing import Any
 from distensor.core.control import JobState, WorkerState
 from distensor.core.ids import DeviceId, Epoch, JobId, NodeId, Rank, WorkerId
 from distensor.hub.machine import MOST_ENDED
-from distensor.hub.record_json import parallel_from_json, parallel_to_json
+from distensor.hub.record_json import (
+    parallel_from_json,
+    parallel_to_json,
+    placement_from_json,
+    placement_to_json,
+    wish_from_json,
+    wish_to_json,
+)
 from distensor.hub.records import JobRecord, RankRecord
 from distensor.hub.stores.engine import Row, Table
 from distensor.hub.stores.rows import Rows
 
-_LIVE = (JobState.PLACED.value, JobState.RUNNING.value)
+_ENDED = tuple(state.value for state in JobState if state.ended)
+_MARKS = ", ".join("?" * len(_ENDED))
 _RANKS = Table(
     name="ranks",
     columns=(
@@ -42,9 +50,10 @@ _NEWS = (
 class JobRows(Rows):
     def recent_jobs(self) -> tuple[JobRecord, ...]:
         """All live jobs, then the newest of those that ended."""
-        live = self._run("SELECT job_id FROM jobs WHERE state IN (?, ?)", _LIVE).fetchall()
+        live = self._run(f"SELECT job_id FROM jobs WHERE state NOT IN ({_MARKS}) ORDER BY number", _ENDED).fetchall()
         ended = self._run(
-            "SELECT job_id FROM jobs WHERE state NOT IN (?, ?) ORDER BY number DESC LIMIT ?", (*_LIVE, MOST_ENDED)
+            f"SELECT job_id FROM jobs WHERE state IN ({_MARKS}) ORDER BY number DESC LIMIT ?",
+            (*_ENDED, MOST_ENDED),
         ).fetchall()
         return tuple(self._job(JobId(job_id)) for (job_id,) in [*live, *reversed(ended)])
 
@@ -57,11 +66,12 @@ class JobRows(Rows):
 
     def _job(self, job_id: JobId) -> JobRecord:
         row = self._run(
-            "SELECT owner, submission, name, parallel, epoch, state, driver_certificate, reason, request "
+            "SELECT owner, submission, name, parallel, epoch, state, driver_certificate, reason, request, wish, "
+            "placement "
             "FROM jobs WHERE job_id = ?",
             (job_id,),
         ).fetchone()
-        owner, submission, name, parallel, epoch, state, driver_certificate, reason, request = row
+        owner, submission, name, parallel, epoch, state, driver_certificate, reason, request, wish, placement = row
         ranks = self._run(
             "SELECT rank, node_id, device_id, worker_id, port, certificate, state, restarts, reason, continues "
             "FROM ranks WHERE job_id = ? AND epoch = ? ORDER BY rank",
@@ -79,12 +89,14 @@ class JobRows(Rows):
             ranks=tuple(_rank(row) for row in ranks),
             reason=reason,
             request=request,
+            wish=wish_from_json(wish),
+            placement=placement_from_json(placement),
         )
 
     def insert_job(self, job: JobRecord) -> None:
         self._run(
             "INSERT INTO jobs (job_id, owner, submission, name, parallel, epoch, state, "
-            "driver_certificate, reason) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "driver_certificate, reason, wish, placement) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 job.job_id,
                 job.owner,
@@ -95,6 +107,8 @@ class JobRows(Rows):
                 job.state.value,
                 job.driver_certificate_pem,
                 job.reason,
+                wish_to_json(job.wish),
+                placement_to_json(job.placement),
             ),
         )
         self._save_ranks(job.job_id, job.epoch, job.ranks)
@@ -107,13 +121,17 @@ class JobRows(Rows):
 
     def begin_epoch(self, job: JobRecord) -> None:
         self._run(
-            "UPDATE jobs SET state = ?, parallel = ?, epoch = ?, driver_certificate = ?, request = ? WHERE job_id = ?",
+            "UPDATE jobs SET state = ?, parallel = ?, epoch = ?, driver_certificate = ?, request = ?, reason = ?, "
+            "wish = ?, placement = ? WHERE job_id = ?",
             (
                 job.state.value,
                 parallel_to_json(job.parallel),
                 job.epoch,
                 job.driver_certificate_pem,
                 job.request,
+                job.reason,
+                wish_to_json(job.wish),
+                placement_to_json(job.placement),
                 job.job_id,
             ),
         )
