@@ -51,19 +51,7 @@ class Exit(IntEnum):
 def main(argv: list[str]) -> int:
     """Run the verb; the status for the shell."""
     try:
-        if argv[:1] == ["backup"]:
-            return _backup(
-                _copy_parser("backup", "Write the whole hub into one file; it may be running.").parse_args(argv[1:])
-            )
-        if argv[:1] == ["restore"]:
-            return _restore(
-                _copy_parser("restore", "Make the hub of a backup in a new state directory.").parse_args(argv[1:])
-            )
-        if argv[:1] == ["token"]:
-            return _token(_token_parser().parse_args(argv[1:]))
-        if argv[:1] and argv[0] in access_cli.VERBS:
-            return _desk(access_cli.arguments(argv, _state_option))
-        return _hub(_hub_parser().parse_args(argv))
+        return _run_verb(argv)
     except SystemExit as exit_:  # argparse ends this way, after --help too
         return int(exit_.code or 0)
     except ConfigError as error:
@@ -77,6 +65,22 @@ def main(argv: list[str]) -> int:
             return _fail(taken_over, Exit.UNAVAILABLE)
         traceback.print_exception(group)
         return Exit.SOFTWARE
+
+
+def _run_verb(argv: list[str]) -> int:
+    if argv[:1] == ["backup"]:
+        return _backup(
+            _copy_parser("backup", "Write the whole hub into one file; it may be running.").parse_args(argv[1:])
+        )
+    if argv[:1] == ["restore"]:
+        return _restore(
+            _copy_parser("restore", "Make the hub of a backup in a new state directory.").parse_args(argv[1:])
+        )
+    if argv[:1] == ["token"]:
+        return _token(_token_parser().parse_args(argv[1:]))
+    if argv[:1] and argv[0] in access_cli.VERBS:
+        return _desk(access_cli.arguments(argv, _state_option))
+    return _hub(_hub_parser().parse_args(argv))
 
 
 def _first_of(group: BaseExceptionGroup[BaseException], kind: type[DistensorError]) -> DistensorError | None:
@@ -149,8 +153,8 @@ def _hub_parser() -> argparse.ArgumentParser:
     parser = UsageParser(
         prog="distensor hub",
         description="Run a hub: it knows the nodes, places jobs on them and keeps the books.",
-        epilog="`distensor hub token` makes another join token for a node, `hub backup FILE` and `hub restore FILE` keep "
-        "and bring back all of a hub; `hub account`, `hub key` and `hub audit` are for a hub of several people.",
+        epilog="`distensor hub token` makes another join token for a node, `hub backup FILE` and `hub restore FILE` "
+        "keep and bring back all of a hub; `hub account`, `hub key` and `hub audit` are for a hub of several people.",
     )
     _state_option(parser)
     parser.add_argument(

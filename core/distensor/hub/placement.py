@@ -276,7 +276,7 @@ class _Board:
         return (
             f"job {self.spec.name!r}: the tensor-parallel group of ranks {members} fits on no node and no site (free "
             f"slots: {room}), and its ranks talk within every layer. Use a smaller tensor_parallel, connect a larger "
-            "node, or let the job say that it may be split over slow links (split_tensor)."
+            "node, or let the job say that it may be split over slow links (DISTENSOR_SPLIT_TENSOR=1 for a Trainer)."
         )
 
     def no_memory(self, rank: Rank) -> str:

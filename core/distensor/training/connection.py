@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,6 +61,9 @@ END_SECONDS = 10.0
 
 LONGEST_MESSAGE = 2000
 """Characters of a worker's own words that an error quotes."""
+
+SPLIT_TENSOR = "DISTENSOR_SPLIT_TENSOR"
+"""Set to 1 it lets the hub split a tensor-parallel group over machines in several networks."""
 
 
 NOTICE_SECONDS = 0.5
@@ -146,6 +150,7 @@ class JobConnection:
             csr_pem=csr_pem,
             bytes_per_rank=bytes_per_rank,
             aggregators=aggregators,
+            split_tensor=os.environ.get(SPLIT_TENSOR) == "1",
         )
         job_id, epoch = client.submit_job(spec)
         watch = JobWatch(client, job_id, clock)

@@ -92,10 +92,13 @@ class AccessRows(Rows):
         )
 
     def access_version(self) -> int:
-        return int(self._run("SELECT value FROM meta WHERE key = 'access'").fetchone()[0])
+        row = self._run("SELECT value FROM meta WHERE key = 'access'").fetchone()
+        return 0 if row is None else int(row[0])
 
     def raise_access_version(self) -> None:
-        self._run("UPDATE meta SET value = value + 1 WHERE key = 'access'")
+        self._run(
+            "INSERT INTO meta (key, value) VALUES ('access', 1) ON CONFLICT (key) DO UPDATE SET value = meta.value + 1"
+        )
 
     def append_audit(self, entry: AuditEntry) -> None:
         self._run(

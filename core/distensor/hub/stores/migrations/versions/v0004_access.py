@@ -58,8 +58,6 @@ CREATE TABLE audit (
     detail TEXT NOT NULL
 ) STRICT;
 
-INSERT INTO meta (key, value) VALUES ('access', 0);
-
 ALTER TABLE tokens ADD COLUMN account TEXT NOT NULL DEFAULT 'main';
 
 ALTER TABLE nodes ADD COLUMN account TEXT NOT NULL DEFAULT 'main';
