@@ -10,12 +10,16 @@ import pytest
 from postgres_kit import PostgresServer
 from test_hub_metering import NODES, claim, earned, fill, receive, unit
 
+from distensor.comm.keys import KeyKind
 from distensor.core.errors import StoreError
-from distensor.hub.repository import Store
+from distensor.hub.administration import Clerk, add_account, create_key, set_disabled
+from distensor.hub.repository import Books, Store
 from distensor.hub.stores.address import Database
 from distensor.hub.stores.archives import open_archive
 from distensor.hub.stores.backup import BackedUp, restore, write_backup
 from distensor.hub.stores.opening import open_store
+
+CLERK = Clerk(actor="test", now=100)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -37,12 +41,20 @@ def back_up(database: Database, state: Path, target: Path) -> BackedUp:
         return write_backup(archive, state, target)
 
 
+def access_of(books: Books) -> object:
+    keys = books.list_keys()
+    assert len(keys) == 1
+    return books.accounts(), keys, books.audit(10), books.access_version()
+
+
 def work(store: Store) -> None:
     fill(store)
     claim(store, unit(0), unit(1))
     receive(store, unit(0))
     with store.transaction() as books:
         books.begin_generation()
+        add_account(books, CLERK, "lab", frozenset({KeyKind.TRAINER}))
+        create_key(books, CLERK, "lab", KeyKind.TRAINER)
 
 
 @pytest.mark.parametrize("into", ["sqlite", "postgresql"])
@@ -54,7 +66,7 @@ def test_what_was_backed_up_is_a_hub_again_in_either_database(
         work(store)
         done = back_up(database, state, file)  # while it is in use
         with store.reading() as books:
-            before = books.snapshot()
+            before, access = books.snapshot(), access_of(books)
         claim(store, unit(9))  # after the moment of the backup
     assert file.stat().st_mode & 0o777 == 0o600
     target: Database = new_state / "hub.sqlite" if into == "sqlite" else postgres.new_database()
@@ -63,11 +75,13 @@ def test_what_was_backed_up_is_a_hub_again_in_either_database(
     assert not (new_state / "lock").exists()
     with closing(open_store(target)) as store:
         with store.reading() as books:
-            assert books.snapshot() == before
+            assert (books.snapshot(), access_of(books)) == (before, access)
         receive(store, unit(0), unit(1))
         assert earned(store, NODES[0]).confirmed_micro == 8000
         with store.transaction() as books:
             assert books.begin_generation() == 2
+            set_disabled(books, CLERK, "lab", disabled=True)
+            assert [line.number for line in books.audit(10)] == [3, 2, 1], "lines are counted on"
 
 
 def test_a_backup_that_is_damaged_anywhere_leaves_nothing_behind(tmp_path: Path, state: Path) -> None:

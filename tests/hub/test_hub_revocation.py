@@ -20,7 +20,7 @@ from distensor.comm.messages import Register
 from distensor.comm.stream_codec import read_hub_message, write_node_message
 from distensor.comm.tokens import Role
 from distensor.core.control import JobState
-from distensor.core.errors import AuthenticationError, NotAllowedError
+from distensor.core.errors import AuthenticationError, NotAllowedError, StoreError
 from distensor.core.ids import NodeId
 from distensor.hub.administration import create_key, revoke_key, rotate_key, set_disabled
 from distensor.hub.authorization import Scope
@@ -212,6 +212,29 @@ async def test_who_watches_a_job_is_shown_out_when_the_key_is_revoked(tmp_path: 
                 with pytest.raises(AuthenticationError, match="was revoked"):
                     await asyncio.to_thread(client.query_mesh)
             assert hub.store.tables.jobs[job_id].state is JobState.RUNNING, "the job itself goes on until it is missed"
+
+
+async def test_while_the_books_do_not_answer_the_hub_goes_on_and_a_revocation_is_heard_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def away() -> None:
+        asked.append("reading")
+        raise StoreError("the database is away")
+
+    async with door_hub(tmp_path) as hub:
+        token, key = await provider(hub)
+        node = WordNode("atlas", token, tmp_path / "n.json")
+        async with linked(node):
+            await until(lambda: node.connected)
+            with monkeypatch.context() as patch:
+                patch.setattr(hub.store, "reading", away)
+                await hub.do(lambda books: revoke_key(books, clerk(), key))
+                await until(lambda: len(asked) > 1)
+                assert node.connected
+            await until(lambda: node.link.status.state is LinkState.REJECTED)
+            assert "was revoked" in says(node)
 
 
 async def test_an_open_stream_ends_when_its_key_expires(tmp_path: Path) -> None:

@@ -11,13 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Protocol
 
-from distensor.comm.messages import (
-    Heartbeat,
-    JobRef,
-    Register,
-    Release,
-    TopologyGrant,
-)
+from distensor.comm.messages import Heartbeat, JobRef, Register, Release, TopologyGrant
 from distensor.core.control import (
     Earnings,
     JobSpec,

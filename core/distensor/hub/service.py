@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from distensor.core.control import (
     WorkerChange,
     WorkerReady,
 )
-from distensor.core.errors import ConfigError, HubProtocolError, JobHeldError
+from distensor.core.errors import ConfigError, HubProtocolError, JobHeldError, StoreError
 from distensor.core.ids import AccountId, Epoch, JobId, NodeId
 from distensor.core.job_report import JobQuery, JobReport, JobsPage
 from distensor.core.parallel import ParallelConfig
@@ -108,6 +109,7 @@ class HubService:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._deliver())
             tasks.create_task(self._tick())
+            tasks.create_task(self._hear_of_changes())
 
     async def _deliver(self) -> None:
         while True:
@@ -122,11 +124,20 @@ class HubService:
     async def _tick(self) -> None:
         while True:
             await self._clock.sleep_async(TICK_SECONDS)
-            if await self._door.refresh():
-                accounts = await self._writer.read(lambda books: books.accounts())
-                self._machine.set_quotas({account.account_id: account.quota for account in accounts})
             if effects := self._machine.tick(self._clock.monotonic()):
                 self._apply(effects)
+
+    async def _hear_of_changes(self) -> None:
+        """Beside `_tick`: time goes on while the books do not answer. Until they do, accounts and keys are as known."""
+        changed = False
+        while True:
+            await self._clock.sleep_async(TICK_SECONDS)
+            with contextlib.suppress(StoreError):  # the database is away; it is asked again in a moment
+                changed = await self._door.refresh() or changed
+                if changed:
+                    accounts = await self._writer.read(lambda books: books.accounts())
+                    self._machine.set_quotas({account.account_id: account.quota for account in accounts})
+                    changed = False
 
     # Who is there
 

@@ -13,6 +13,7 @@ from distensor.comm.server import Servicer
 from distensor.comm.tokens import Role
 from distensor.core.ids import Epoch, JobId, NodeId, Rank
 from distensor.hub import access
+from distensor.hub.hashing import hash_secret
 from distensor.hub.machine import DEFAULT_PATIENCE, HubMachine
 from distensor.hub.repository import Snapshot
 from distensor.hub.service import HubService, Mint
@@ -105,7 +106,7 @@ class HubHost:
         with self.store.transaction() as books:
             generation, snapshot = books.begin_generation(), books.snapshot()
             for secret, (role, subject) in self._tokens.items():
-                if books.find_token(access.hash_secret(secret)) is None:
+                if books.find_token(hash_secret(secret)) is None:
                     books.save_token(access.token_for(secret, role, subject))
             self._checks.restarted(books)
         self._answered()
