@@ -15,7 +15,7 @@ from test_comm_codec import COUNTS, EARNINGS, EPOCHS, NAMES
 
 from distensor.comm import statement_codec as codec
 from distensor.core.control import Unit, UnitKey
-from distensor.core.errors import AuthenticationError, HubProtocolError, HubUnreachableError
+from distensor.core.errors import HubProtocolError, HubUnreachableError, NotAllowedError
 from distensor.core.ids import Epoch, JobId, Rank
 from distensor.core.statement import (
     MOST_ROWS,
@@ -113,5 +113,5 @@ async def test_a_node_reads_its_own_statement_and_units(tmp_path: Path) -> None:
 @pytest.mark.asyncio
 async def test_the_account_is_for_nodes_only(tmp_path: Path) -> None:
     async with hub_of(tmp_path) as hub, client_of(hub) as client:
-        with pytest.raises(AuthenticationError, match="for nodes"):
+        with pytest.raises(NotAllowedError, match="Statement is not for this kind of key"):
             await asyncio.to_thread(client._call, "Statement", pb.StatementRequest(most=1))

@@ -374,7 +374,7 @@ def test_workers_that_are_never_ready_fail_the_job_by_name() -> None:
 def test_a_trainer_that_vanished_does_not_hold_its_slots_for_ever() -> None:
     hub = Hub()
     job_id, first, second = running_job(hub)
-    for _ in range(40):
+    for _ in range(100):
         hub.tick(3)
         hub.beat(first)
         hub.beat(second)

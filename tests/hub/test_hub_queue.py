@@ -186,8 +186,8 @@ def test_a_waiting_job_can_be_cancelled_and_is_dropped_when_its_trainer_is_gone(
     two, _, _ = hub.submit(wish(1, "two"))
     hub.machine.end("main", one, JobState.CANCELLED, "changed my mind")
     assert [name for name, _, _ in names(hub)] == ["two", "job"]
-    hub.machine.heard_trainer(running, 120.0)
-    [(job, _, _)] = saved(hub.tick(121.0))
+    hub.machine.heard_trainer(running, 300.0)
+    [(job, _, _)] = saved(hub.tick(301.0))
     assert (job.job_id, job.state) == (two, JobState.FAILED)
     assert "trainer has not been heard of" in job.reason
 

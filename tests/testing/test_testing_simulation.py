@@ -18,7 +18,7 @@ from distensor.testing.simulation.shrinking import shrunk
 
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
 
-SHORT = Settings(faulty=40.0, every=2.5, settle=250.0)
+SHORT = Settings(faulty=40.0, every=2.5, settle=400.0)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -11,8 +11,9 @@ from typing import Any
 
 from distensor.comm.server import Servicer
 from distensor.comm.tokens import Role
-from distensor.core.ids import Epoch, JobId, NodeId, Rank
+from distensor.core.ids import AccountId, Epoch, JobId, NodeId, Rank
 from distensor.hub import access
+from distensor.hub.accounts import MAIN
 from distensor.hub.hashing import hash_secret
 from distensor.hub.machine import DEFAULT_PATIENCE, HubMachine
 from distensor.hub.repository import Snapshot
@@ -40,6 +41,11 @@ class WordSigner:
 
     def sign_anew(self, certificate_pem: str, job_id: JobId, epoch: Epoch, rank: Rank) -> str:
         return self.sign("", job_id, epoch, rank)
+
+
+def _account(role: Role, subject: str) -> AccountId:
+    """Each trainer has an account of its own."""
+    return AccountId(subject) if role is Role.TRAINER else MAIN
 
 
 class Names:
@@ -107,7 +113,7 @@ class HubHost:
             generation, snapshot = books.begin_generation(), books.snapshot()
             for secret, (role, subject) in self._tokens.items():
                 if books.find_token(hash_secret(secret)) is None:
-                    books.save_token(access.token_for(secret, role, subject))
+                    books.save_token(access.token_for(secret, role, subject, _account(role, subject)))
             self._checks.restarted(books)
         self._answered()
         self.store.full = self.full

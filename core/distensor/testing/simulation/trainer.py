@@ -279,12 +279,15 @@ class SimulatedTrainer:
             del self._receipts[: len(batch)]
 
     async def steal(self, units: list[Unit]) -> None:
-        """Give receipts for another trainer's job; the hub has to refuse."""
-        with suppress(HubUnreachableError):
-            try:
-                await self._client.call("ReportUnits", codec.write_receipts(units))
-            except AuthenticationError:
-                return
+        """Give receipts for another trainer's job; the hub has to refuse, in the words for a job that is not there."""
+        try:
+            await self._client.call("ReportUnits", codec.write_receipts(units))
+        except HubUnreachableError:
+            return
+        except ControlError as error:
+            missing = str(error).endswith("was never placed")
+            self._checks.expect(missing, Promise.OWNER, f"{self.name} asked for {units[0].key} and heard: {error}")
+        else:
             self._checks.broken(Promise.OWNER, f"{self.name} gave receipts for {units[0].key}")
 
     # Members
