@@ -21,7 +21,7 @@ demo: $(STAMP) ## train a small language model over a hub, two nodes and four wo
 	@$(PY) -m distensor demo $(ARGS)
 
 test: $(STAMP) ## the tests
-	$(PY) -m pytest -n $(JOBS) --dist loadfile -m "not slow" $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
 
 check: ## all that CI does: lint, types, layers, tests, wheels
 	@.ci/run

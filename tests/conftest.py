@@ -36,6 +36,18 @@ def pytest_report_header() -> str:
     return f"emulated network: {permission.reason if permission.granted else f'forwarder only: {permission.reason}'}"
 
 
+LONGEST_FIRST = ("e2e", "installers", "training", "program", "node", "server")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take minutes come first, so that the short ones fill up what is left of each test process.
+
+    pytest-xdist would begin with the files that have the most tests; those that start whole systems have few.
+    """
+    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.path.parent.name, len(places)))
+
+
 HELPERS_OF_PYTHON = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
