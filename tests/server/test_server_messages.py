@@ -186,6 +186,7 @@ def test_what_the_worker_is_told() -> None:
         },
         "device": {"kind": "cpu", "id": "cpu"},
         "listen_host": "127.0.0.1",
+        "listen_ports": None,
         "memory_limit": None,
         "threads": 2,
     }
