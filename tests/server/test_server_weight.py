@@ -45,7 +45,27 @@ def mapped_files(process: psutil.Process) -> set[str]:
     return {Path(entry.path).name for entry in process.memory_maps()}
 
 
+REFERENCE = """
+import argparse, asyncio, logging, sqlite3, ssl
+import grpc, psutil
+"""
+
+
+def cpu_of_reference() -> float:
+    """CPU seconds of a process that loads what the supervisor is made of, and does nothing.
+
+    On a machine that is shared a CPU second is worth more or less from hour to hour: only ratios of one run are told
+    apart. `make bench-provider` has the bars in seconds.
+    """
+    code = f"{REFERENCE}\nimport time; print(time.process_time())"
+    argv = [sys.executable, "-c", code]
+    return min(
+        float(subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout) for _ in range(2)
+    )
+
+
 def test_the_idle_supervisor_is_light(short_dir: Path) -> None:
+    reference = cpu_of_reference()
     with closing(start_hub(short_dir)) as hub:
         env = {"DISTENSOR_JOIN_TOKEN": hub.line()["node_tokens"][0]}
         with closing(start_command(short_dir, env=env)) as server:
@@ -55,17 +75,17 @@ def test_the_idle_supervisor_is_light(short_dir: Path) -> None:
             server.line()
             connected, began = cpu_seconds(process), time.monotonic()
             time.sleep(10)
-            idle = (cpu_seconds(process) - connected) / (time.monotonic() - began)
+            idle = (cpu_seconds(process) - connected) / (time.monotonic() - began)  # of one core
             memory = process.memory_info().rss / MIB
             threads = process.num_threads()
             mapped = mapped_files(process)
             print(
                 f"\nsupervisor: {until_ready:.2f} CPU s until ready, {connected:.2f} until connected, "
-                f"{idle:.2%} CPU idle, {memory:.1f} MiB, {threads} threads"
+                f"{idle:.2%} CPU idle, {memory:.1f} MiB, {threads} threads; reference {reference:.2f} CPU s"
             )
             assert memory <= 60
             assert not [name for name in mapped if "torch" in name or "numpy" in name or "mlx" in name]
             assert not mapped or any("cygrpc" in name for name in mapped)
-            assert until_ready <= 0.6
-            assert idle <= 0.01
+            assert until_ready <= 8 * reference
+            assert idle <= 0.12 * reference
             assert server.end() == 0
