@@ -25,6 +25,7 @@ DistensorError
 |   +-- ThrottledError              too many refused attempts from one host
 |   +-- PlacementError              the mesh cannot carry the job
 |   +-- StaleEpochError             a message of an older membership
+|   +-- JobHeldError                another trainer is there for the job
 +-- JobError                        a running job
 |   +-- JobFailedError
 |   +-- WorkerLostError             a worker of the job ended
