@@ -71,6 +71,8 @@ def assert_same(one: Any, other: Any) -> None:
     assert all(torch.equal(value, other[2][name]) for name, value in one[2].items())
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_aggregators_change_no_number_and_may_be_killed(mesh: Session, tmp_path: Path) -> None:
     direct = run(mesh, {}, steps=6)
     with aggregator(mesh, tmp_path, "casa") as service:
