@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -31,6 +32,7 @@ class Connection:
     """Two ranks that give prepared answers."""
 
     job_id, epoch, ranks, restarts = JobId("j"), Epoch(1), range(2), 0
+    topology = SimpleNamespace(members=(None, None))
 
     def __init__(self) -> None:
         self.meta: list[dict[str, Any]] = [dict(STEP), dict(STEP)]
