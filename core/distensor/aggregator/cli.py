@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import sys
-from enum import IntEnum
 from pathlib import Path
 
 import platformdirs
@@ -18,37 +17,17 @@ import platformdirs
 from distensor.aggregator.service import AggregatorService, Terms
 from distensor.comm import NodeLink
 from distensor.core.clock import SYSTEM_CLOCK
-from distensor.core.commandline import UsageParser, stop_when_told
-from distensor.core.errors import AuthenticationError, ConfigError, DistensorError
+from distensor.core.commandline import Exit, UsageParser, status_of, stop_when_told
+from distensor.core.errors import ConfigError
 
 VARIABLES = ("DISTENSOR_API_KEY", "DISTENSOR_JOIN_TOKEN")
 MEGABYTE, GIGABYTE = 10**6, 10**9
 MEGABIT = 1e6 / 8
 
 
-class Exit(IntEnum):
-    """Exit statuses, as in sysexits.h."""
-
-    OK = 0
-    USAGE = 64
-    NO_PERMISSION = 77
-
-
 def main(argv: list[str]) -> int:
     """Run the verb; the status for the shell."""
-    try:
-        return _aggregator(_parser().parse_args(argv))
-    except SystemExit as exit_:  # argparse ends this way, after --help too
-        return int(exit_.code or 0)
-    except ConfigError as error:
-        return _fail(error, Exit.USAGE)
-    except AuthenticationError as error:
-        return _fail(error, Exit.NO_PERMISSION)
-
-
-def _fail(error: DistensorError, status: Exit) -> int:
-    print(f"distensor aggregator: {error}", file=sys.stderr)
-    return status
+    return status_of("distensor aggregator", lambda: _aggregator(_parser().parse_args(argv)))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,18 +6,53 @@ import argparse
 import asyncio
 import os
 import signal
+import sys
 import threading
+from collections.abc import Callable
+from enum import IntEnum
 from typing import NoReturn
 
-USAGE = 64
-"""Exit status of a wrong command line, as in sysexits.h."""
+from distensor.core.errors import AuthenticationError, ConfigError, ControlError, DistensorError, StoreError
+
+
+class Exit(IntEnum):
+    """Exit statuses, as in sysexits.h."""
+
+    OK = 0
+    USAGE = 64
+    UNAVAILABLE = 69
+    CANNOT_READ = 74
+    NO_PERMISSION = 77
+
+
+_STATUSES: tuple[tuple[type[DistensorError], Exit], ...] = (
+    (ConfigError, Exit.USAGE),
+    (AuthenticationError, Exit.NO_PERMISSION),
+    (StoreError, Exit.CANNOT_READ),
+    (ControlError, Exit.UNAVAILABLE),
+)
+
+
+def status_of(prog: str, run: Callable[[], int]) -> int:
+    """What `run` returns, or the status of the error that it ends with, which is one line on standard error.
+
+    Raises:
+        DistensorError: one that no status of a command stands for.
+    """
+    try:
+        return run()
+    except SystemExit as exit_:  # argparse ends this way, after --help too
+        return int(exit_.code or 0)
+    except tuple(kind for kind, _ in _STATUSES) as error:
+        sys.stderr.write(f"{prog}: {error}\n")
+        return next(status for kind, status in _STATUSES if isinstance(error, kind))
 
 
 class UsageParser(argparse.ArgumentParser):
     """Says what is wrong and where help is, and ends with 64 instead of argparse's 2."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"{self.prog}: {message}\nTry '{self.prog} --help'.\n")
+        self.exit(Exit.USAGE, f"{self.prog}: {message}\nTry '{self.prog} --help'.\n")
 
 
 def stop_when_told(stop: asyncio.Event, *, with_stdin: bool) -> None:

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from distensor.core.commandline import USAGE, UsageParser
+from distensor.core.commandline import Exit, UsageParser
 from distensor.core.errors import ConfigError
 from distensor.core.update_bytes import Topology, Traffic, traffic_of_all
 
@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
         return int(exit_.code or 0)
     except ConfigError as error:
         sys.stderr.write(f"distensor bandwidth: {error}\n")
-        return USAGE
+        return Exit.USAGE
     facts = [_facts(row, options, rows[0]) for row in rows]
     text = json.dumps({"v": 1, "rows": facts}) if options.json else _table(facts, options)
     sys.stdout.write(text + "\n")

@@ -8,10 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,9 @@ import platformdirs
 
 from distensor.comm.client import HubClient
 from distensor.comm.tokens import JoinToken, Role
-from distensor.core.commandline import UsageParser
+from distensor.core.commandline import Exit, UsageParser, status_of
 from distensor.core.control import JobState
-from distensor.core.errors import AuthenticationError, ConfigError, ControlError, DistensorError, StoreError
+from distensor.core.errors import ConfigError
 from distensor.core.ids import JobId, is_valid_name
 from distensor.core.job_report import JobQuery, JobSummary, jobs_table
 from distensor.hub.place import place_of
@@ -30,38 +28,15 @@ from distensor.hub.state_directory import StateDirectory
 TOKEN = "DISTENSOR_TOKEN"  # noqa: S105  # the name of a variable
 
 
-class Exit(IntEnum):
-    """Exit statuses, as in sysexits.h."""
-
-    OK = 0
-    USAGE = 64
-    UNAVAILABLE = 69
-    CANNOT_READ = 74
-    NO_PERMISSION = 77
-
-
 def main(argv: list[str]) -> int:
     """Run the verb; the status for the shell."""
-    try:
-        options = _parser().parse_args(argv)
-        with HubClient(_token(options.state)) as client:
-            print(options.run(client, options))
-        return Exit.OK
-    except SystemExit as exit_:  # argparse ends this way, after --help too
-        return int(exit_.code or 0)
-    except ConfigError as error:
-        return _fail(error, Exit.USAGE)
-    except AuthenticationError as error:
-        return _fail(error, Exit.NO_PERMISSION)
-    except StoreError as error:
-        return _fail(error, Exit.CANNOT_READ)
-    except ControlError as error:
-        return _fail(error, Exit.UNAVAILABLE)
+    return status_of("distensor jobs", lambda: _jobs(_parser().parse_args(argv)))
 
 
-def _fail(error: DistensorError, status: Exit) -> int:
-    print(f"distensor jobs: {error}", file=sys.stderr)
-    return status
+def _jobs(options: argparse.Namespace) -> int:
+    with HubClient(_token(options.state)) as client:
+        print(options.run(client, options))
+    return Exit.OK
 
 
 def _parser() -> argparse.ArgumentParser:

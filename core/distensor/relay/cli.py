@@ -7,13 +7,11 @@ import asyncio
 import json
 import re
 import sys
-from enum import IntEnum
 
 from distensor.comm.address import address_argument, parse_address
 from distensor.comm.bootstrap import fetch_authority
 from distensor.core.clock import SYSTEM_CLOCK
-from distensor.core.commandline import UsageParser, stop_when_told
-from distensor.core.errors import AuthenticationError, ConfigError, ControlError, DistensorError
+from distensor.core.commandline import Exit, UsageParser, status_of, stop_when_told
 from distensor.relay.desk import Caps
 from distensor.relay.server import Relay, serve
 
@@ -23,32 +21,9 @@ GIGABYTE = 10**9
 MEGABIT = 1e6 / 8
 
 
-class Exit(IntEnum):
-    """Exit statuses, as in sysexits.h."""
-
-    OK = 0
-    USAGE = 64
-    UNAVAILABLE = 69
-    NO_PERMISSION = 77
-
-
 def main(argv: list[str]) -> int:
     """Run the verb; the status for the shell."""
-    try:
-        return _relay(_parser().parse_args(argv))
-    except SystemExit as exit_:  # argparse ends this way, after --help too
-        return int(exit_.code or 0)
-    except ConfigError as error:
-        return _fail(error, Exit.USAGE)
-    except AuthenticationError as error:
-        return _fail(error, Exit.NO_PERMISSION)
-    except ControlError as error:
-        return _fail(error, Exit.UNAVAILABLE)
-
-
-def _fail(error: DistensorError, status: Exit) -> int:
-    print(f"distensor relay: {error}", file=sys.stderr)
-    return status
+    return status_of("distensor relay", lambda: _relay(_parser().parse_args(argv)))
 
 
 def _fingerprint(text: str) -> str:
