@@ -93,6 +93,20 @@ def test_a_worker_that_was_started_again_gets_the_state_of_another() -> None:
     assert (Command.SHARE, (0, 1)) in ranks.told
 
 
+def test_states_that_have_to_be_equal_are_compared_and_those_of_replicas_with_residuals_are_not() -> None:
+    ranks = ({"step": 5, "sums": SUMS, "note": NOTE, "digest": "a"}, {"step": None, "digest": "b"})
+    with pytest.raises(WorkerFailedError, match="state"):
+        settled(Ranks(*ranks))
+    sparse = {"load": {"optimizer": {"sparse": {"rule": "distro"}}}}
+    assert settled(Ranks(*({**rank, **sparse} for rank in ranks))).step == 5
+
+
+def test_a_joiner_that_lacked_weights_gets_all_of_them() -> None:
+    ranks = Ranks({"step": 5, "sums": SUMS, "note": NOTE}, {"step": 5, "sums": SUMS, "missing": 3})
+    assert settled(ranks).step == 5
+    assert (Command.SHARE, (0, 1)) in ranks.told
+
+
 def test_without_a_note_the_data_cannot_go_on() -> None:
     with pytest.raises(StateLostError, match="none of them knows where its trainer stood"):
         settled(Ranks({"step": 5}, {"step": 5}))

@@ -117,7 +117,8 @@ class Commands:
         from distensor.node.orders import parse_number, parse_wanted, split_batches
         from distensor.node.recovery import finite, report_fields
 
-        self._begin_fetching()
+        if command is not Command.PASS:  # the others, which copy what was asked for, may be at it only now
+            self._begin_fetching()
         if command in _OF_THE_EPOCH:
             return self._of_the_epoch(engine, command, sequence, meta, tensors)
         engine.require_load()
@@ -242,6 +243,10 @@ class Commands:
             raise ProgramRejectedError(f"step {number} is to be resolved, and this rank was not in it")
         if done is not None and done.number == number and done.report is not None:
             return self._answer(engine, hand, done.report)
+        if sums is None:
+            raise ProgramRejectedError(
+                f"step {number} is to be resolved without sums, and this rank has not committed it"
+            )
         return self._answer(engine, hand, engine.resolve(number, sums))
 
     def _share(self, engine: ShardEngine, sequence: int, meta: Mapping[str, Any]) -> dict[str, Any]:

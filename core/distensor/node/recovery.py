@@ -40,9 +40,11 @@ def _sums_fields(sums: WorldSums | None) -> dict[str, Any] | None:
     return {"loss": sums.losses[0], "weight": sums.weights[0], "norm": sums.norms[0]}
 
 
-def parse_resolve(meta: Mapping[str, Any]) -> tuple[int, WorldSums]:
-    """The number of the step, and its sums. Raises ProgramRejectedError."""
+def parse_resolve(meta: Mapping[str, Any]) -> tuple[int, WorldSums | None]:
+    """The number of the step, and its sums; None where each replica has its own. Raises ProgramRejectedError."""
     step, sums = meta.get("step"), meta.get("sums")
+    if type(step) is int and sums is None:
+        return step, None
     numbers = [sums.get(key) for key in ("loss", "weight", "norm")] if isinstance(sums, dict) else []
     if type(step) is not int or len(numbers) != 3 or not all(map(is_finite, numbers)):
         raise ProgramRejectedError(f"resolve: step={str(step)[:20]}, sums={str(sums)[:100]}")

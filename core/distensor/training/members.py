@@ -224,7 +224,7 @@ class Membership:
             answers = self._connection.command(Command.RESOLVE, meta, only=plan.resolved)
         if plan.shares:
             newest = max(status.step or 0 for status in statuses)
-            share_out(self._connection, plan.shares, newest, begin=self.beside, equal=False)
+            share_out(self._connection, plan.shares, newest, begin=self.beside)
         self._join(statuses, plan.shares)
         return answers
 

@@ -138,6 +138,9 @@ class _Taking:
                     except WorkerLostError as lost:
                         alive, error = alive - connection.gone(), lost
                         connection.leave()
+                    except BaseException:  # whatever it is: a trainer that gives up is not to be heard any longer
+                        connection.leave()
+                        raise
                 logger.warning("taking over job %s: %s", self._job_id, error)
                 if self._clock.monotonic() >= deadline:
                     raise error
@@ -193,6 +196,7 @@ class _Taking:
             except HubUnreachableError:
                 if self._clock.monotonic() >= deadline:
                     raise
+                self._clock.sleep(RETRY_SECONDS)
 
 
 def _settled(connection: JobConnection) -> TakenOver:
@@ -201,15 +205,22 @@ def _settled(connection: JobConnection) -> TakenOver:
     statuses = [_whole(read_status(reply)) for reply in replies]
     layout = RankLayout(connection.topology.parallel)
     newest = max((status.step for status in statuses if status.step is not None), default=0)
-    plan = settlement(statuses, layout, newest)
+    apart = any(map(_exchanges_updates, replies))
+    plan = settlement(statuses, layout, newest, apart=apart)
     behind = [s.rank for s in statuses if s.step != newest and s.prepared == newest and plan.sums is not None]
     if behind:
         connection.command(Command.RESOLVE, {"step": newest, "sums": plan.sums}, only=behind)
     if plan.shares:
-        share_out(connection, plan.shares, newest, equal=True)
+        share_out(connection, plan.shares, newest, equal=not apart)
     if behind or plan.shares:
         replies = _ask_ranks(connection)
     return _taken(connection, newest, [read_handed_over(reply) for reply in replies])
+
+
+def _exchanges_updates(reply: Reply) -> bool:
+    """Whether replicas have residuals of their own, so that ranks of one place hold the same only in part."""
+    optimizer = read_handed_over(reply).load.get("optimizer")
+    return isinstance(optimizer, dict) and optimizer.get("sparse") is not None
 
 
 def _whole(status: Status) -> Status:
