@@ -7,12 +7,15 @@ from dataclasses import replace
 
 import pytest
 from access_kit import ALL_KINDS, clerk
+from hub_kit import info
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distensor.comm.keys import KeyKind, decode_key, is_key, new_key, shown_part
+from distensor.comm.tokens import Role
 from distensor.core.errors import AuthenticationError, ConfigError
-from distensor.core.ids import AccountId
+from distensor.core.ids import AccountId, NodeId
+from distensor.hub import access
 from distensor.hub.accounts import Account, Minted, barred_by, ended, main_account, mint_key, new_account, rotated
 from distensor.hub.administration import add_account, create_key, revoke_key, rotate_key, set_disabled
 from distensor.hub.authorization import RULES, Decision, Operation, Reach, Scope, Who, decide, scopes_of
@@ -200,6 +203,33 @@ def test_names_that_are_taken_or_unknown_are_refused() -> None:
             create_key(books, OPERATOR, "you", KeyKind.TRAINER)
         with pytest.raises(ConfigError, match="no key 'k_1'"):
             revoke_key(books, OPERATOR, "k_1")
+
+
+# Machines that join by a key
+
+
+def test_what_stands_for_a_machine_that_joined_by_a_key_is_nothing_that_can_be_shown() -> None:
+    store = MemoryStore()
+    with store.transaction() as books:
+        add_account(books, OPERATOR, "me", ALL_KINDS)
+        key = create_key(books, OPERATOR, "me", KeyKind.PROVIDER).record
+        by = access.JoinKey(secret_hash=key.secret_hash, family=key.family, account=ME)
+        joining = access.Joining(info=info("atlas"), host="::1", node_id=NodeId("n_1"), credential="c")
+        node = access.admit_by_key(books, by, joining, None)
+        assert access.admit_by_key(books, by, replace(joining, node_id=NodeId("n_2")), None).node_id == node.node_id
+        shown = hash_secret(f"{key.secret_hash}/atlas/::1")
+        with pytest.raises(AuthenticationError, match="does not know this join token"):
+            access.find_unspent(books, shown)
+    assert store.tables.tokens
+    assert all(len(mark) != len(shown) for mark in store.tables.tokens), "every hash could be of something shown"
+
+
+def test_a_mark_that_an_older_hub_made_is_no_join_token() -> None:
+    old = access.token_for("hash/atlas/::1", Role.NODE, "key", ME)
+    with MemoryStore().transaction() as books:
+        books.save_token(old)
+        with pytest.raises(AuthenticationError, match="does not know this join token"):
+            access.find_unspent(books, old.secret_hash)
 
 
 # The throttle

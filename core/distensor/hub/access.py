@@ -14,6 +14,9 @@ from distensor.hub.hashing import hash_secret
 from distensor.hub.records import NodeRecord, TokenRecord
 from distensor.hub.repository import Books
 
+_BY_KEY = "key"
+"""The subject of a row that stands for a machine which joins by a key, and which nobody may show."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Joining:
@@ -56,6 +59,8 @@ def find_unspent(books: Books, secret_hash: str) -> TokenRecord:
         AuthenticationError: it is unknown, for a trainer, or spent.
     """
     token = find_token(books, secret_hash, Role.NODE)
+    if token.subject == _BY_KEY:  # older hubs marked machines by what could be shown as a token
+        raise AuthenticationError("the hub does not know this join token")
     if token.spent:
         raise AuthenticationError(
             f"this join token has been used already, by node {token.used_by}; "
@@ -87,10 +92,11 @@ def admit_by_key(books: Books, key: JoinKey, joining: Joining, former: NodeId | 
     """
     if former is not None:
         joining = replace(joining, node_id=former)
-    mark = hash_secret(f"{key.secret_hash}/{joining.info.name}/{joining.host}")
+    # The prefix is no hexadecimal digit: nothing that can be shown hashes to the mark.
+    mark = "key:" + hash_secret(f"{key.secret_hash}/{joining.info.name}/{joining.host}")
     token = books.find_token(mark)
     if token is None or token.spent or former is not None:
-        token = TokenRecord(secret_hash=mark, role=Role.NODE.value, subject="key", account=key.account)
+        token = TokenRecord(secret_hash=mark, role=Role.NODE.value, subject=_BY_KEY, account=key.account)
     return _admit(books, token, joining, key.family)
 
 
