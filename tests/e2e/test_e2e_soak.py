@@ -20,13 +20,17 @@ def check(figures: Figures) -> None:
 
 
 def test_a_few_kills() -> None:
-    """One seed, in which a worker and the trainer are among the killed."""
-    figures = soak(3, 2)
+    figures = soak(3, 5)
     check(figures)
     assert figures.kills.total() == 3
+    assert figures.kills["trainer"] == 1, "of this seed, first"
+    assert figures.kills["worker"] >= 1
+    assert (figures.took_over, figures.from_checkpoint) == (1, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_hundred_kills() -> None:
-    check(soak(KILLS, SEED))
+    figures = soak(KILLS, SEED)
+    check(figures)
+    assert figures.took_over > figures.from_checkpoint, "a whole replica survives most kills"

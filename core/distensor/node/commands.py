@@ -117,8 +117,7 @@ class Commands:
         from distensor.node.orders import parse_number, parse_wanted, split_batches
         from distensor.node.recovery import finite, report_fields
 
-        if command is not Command.PASS:  # the others, which copy what was asked for, may be at it only now
-            self._begin_fetching()
+        self._begin_fetching(command)
         if command in _OF_THE_EPOCH:
             return self._of_the_epoch(engine, command, sequence, meta, tensors)
         engine.require_load()
@@ -164,9 +163,9 @@ class Commands:
             return self._hand_over(engine)
         return self._begin_epoch(engine, command, sequence, meta, tensors), {}
 
-    def _begin_fetching(self) -> None:
-        """What was asked for in the command before: the driver has waited until it was copied."""
-        if self._fetcher is not None:
+    def _begin_fetching(self, command: Command) -> None:
+        """What was asked for before is copied now: but for a PASS, during which its sources are at it."""
+        if self._fetcher is not None and command is not Command.PASS:
             self._fetcher.begin()
 
     def _begin_epoch(
