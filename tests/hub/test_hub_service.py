@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ from distensor.comm import HubClient, LinkState
 from distensor.comm.address import HubAddress
 from distensor.core.clock import SYSTEM_CLOCK
 from distensor.core.control import JobState, TakeOver
-from distensor.core.errors import HubUnreachableError, JobHeldError
+from distensor.core.errors import HubUnreachableError, JobHeldError, PlacementError
+from distensor.hub.accounts import MAIN, Quota
+from distensor.hub.administration import Clerk, set_quota
 from distensor.hub.app import HubConfig, Ready, run_hub
 from distensor.hub.machine import Patience
 from distensor.hub.stores.books import SqlBooks
@@ -158,3 +162,31 @@ def taken_over(client: HubClient, taken: TakeOver) -> int:
             return client.take_over_job(taken)[0]
         except JobHeldError:
             SYSTEM_CLOCK.sleep(0.01)
+
+
+async def test_the_limits_of_accounts_are_in_force_from_the_first_moment_after_a_restart(tmp_path: Path) -> None:
+    state = tmp_path / "hub"
+    hub = Hub(state)
+    await hub.ready()
+    hub.stop.set()
+    await hub.task
+    with closing(SqliteStore(state / "hub.sqlite")) as store, store.transaction() as books:
+        set_quota(books, Clerk(actor="test", now=0), MAIN, Quota(workers=1, priority=2))
+    hub = Hub(state)
+    with HubClient((await hub.ready()).trainer_token) as client:
+        urgent = replace(spec(submission="urgent"), priority=2, wait=True)
+        waiting, _ = await asyncio.to_thread(client.submit_job, urgent)
+    hub.stop.set()
+    await hub.task
+    hub = Hub(state)
+    ready = await hub.ready()
+    node = WordNode("atlas-1", ready.node_tokens[0], tmp_path / "n.json")
+    linking = asyncio.create_task(node.link.run())
+    with HubClient(ready.trainer_token) as client:
+        await until(lambda: [one.job_id for one in node.assignments] == [waiting], what="its priority is not refused")
+        with pytest.raises(PlacementError, match="account main uses 1 and may use 1 at once"):
+            await asyncio.to_thread(client.submit_job, spec(submission="second"))
+    linking.cancel()
+    await asyncio.gather(linking, return_exceptions=True)
+    hub.stop.set()
+    await hub.task

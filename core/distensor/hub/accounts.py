@@ -92,6 +92,10 @@ class Barred:
     families: frozenset[KeyId] = frozenset()
 
 
+def quotas_of(accounts: Iterable[Account]) -> dict[str, Quota]:
+    return {account.account_id: account.quota for account in accounts}
+
+
 def barred_by(accounts: Iterable[Account], keys: Iterable[KeyRecord]) -> Barred:
     gone = [key for key in keys if key.revoked_at is not None]
     return Barred(

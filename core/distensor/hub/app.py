@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ from distensor.core.clock import Clock
 from distensor.core.errors import ControlError
 from distensor.core.ids import Generation, new_job_id, new_node_id
 from distensor.hub import access
-from distensor.hub.accounts import MAIN, Barred, main_account
+from distensor.hub.accounts import MAIN, Barred, Quota, main_account, quotas_of
 from distensor.hub.door import Door
 from distensor.hub.hashing import new_secret
 from distensor.hub.machine import DEFAULT_PATIENCE, HubMachine, Patience
@@ -68,6 +68,7 @@ class _Opened:
     generation: Generation
     snapshot: Snapshot
     barred: Barred
+    quotas: Mapping[str, Quota]
     access_version: int
     node_secrets: tuple[str, ...] = field(repr=False)
     trainer_secret: str = field(repr=False)
@@ -115,11 +116,12 @@ def _open_books(config: HubConfig, directory: StateDirectory, store: Store, now:
         books.save_token(access.token_for(trainer_secret, Role.TRAINER, MAIN))
         if books.find_account(MAIN) is None:
             books.save_account(main_account(now))
-        barred, version = books.barred(), books.access_version()
+        barred, quotas, version = books.barred(), quotas_of(books.accounts()), books.access_version()
     return _Opened(
         generation=generation,
         snapshot=snapshot,
         barred=barred,
+        quotas=quotas,
         access_version=version,
         node_secrets=node_secrets,
         trainer_secret=trainer_secret,
@@ -147,6 +149,7 @@ async def _working(
         patience=config.patience,
         relay=config.relay,
         now=clock.monotonic(),
+        quotas=opened.quotas,
     )
     writer = Writer(store, clock, lambda error: log(f"cannot write, trying again: {error}"))
     door = Door(machine.node, writer, clock, barred=opened.barred, version=opened.access_version)

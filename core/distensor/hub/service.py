@@ -30,6 +30,7 @@ from distensor.core.job_report import JobQuery, JobReport, JobsPage
 from distensor.core.parallel import ParallelConfig
 from distensor.core.statement import Statement, StatementQuery, UnitsPage, UnitsQuery, hour_of
 from distensor.hub import access, jobs
+from distensor.hub.accounts import quotas_of
 from distensor.hub.audit import Outcome
 from distensor.hub.authorization import Operation, Reach, Who
 from distensor.hub.door import Door, Stay, actor_of, principal_of_node, reach_of, usable_key
@@ -136,7 +137,7 @@ class HubService:
                 changed = await self._door.refresh() or changed
                 if changed:
                     accounts = await self._writer.read(lambda books: books.accounts())
-                    self._machine.set_quotas({account.account_id: account.quota for account in accounts})
+                    self._machine.set_quotas(quotas_of(accounts))
                     changed = False
 
     # Who is there
