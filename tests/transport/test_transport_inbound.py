@@ -5,15 +5,22 @@ from __future__ import annotations
 import random
 import socket
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 from transport_kit import Authority, mesh
 
+from distensor.core.clock import SYSTEM_CLOCK
 from distensor.core.errors import TransportTimeoutError
-from distensor.transport import Channel, FrameLimits, Tag
+from distensor.transport import Channel, FrameLimits, Tag, inbound
 from distensor.transport.frames import FrameKind, encode_prefix
+from distensor.transport.inbound import Inbound
 from distensor.transport.local_lanes import LocalSocket
+from distensor.transport.mailbox import Mailbox
+from distensor.transport.rates import RateLimit
 from distensor.transport.wire import NothingYetError, WireReader
 
 
@@ -24,6 +31,68 @@ def authority() -> Authority:
 
 def tag(slot: int, step: int = 0, channel: Channel = Channel.P2P) -> Tag:
     return Tag(channel, step=step, slot=slot)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wire:
+    """One connection's reading end, without a plane around it, and the socket by which its peer sends."""
+
+    inward: Inbound
+    mailbox: Mailbox
+    peer: socket.socket
+
+    def send(self, slot: int, body: bytes = b"") -> None:
+        self.peer.sendall(encode_prefix(FrameKind.DATA, 1, tag(slot), 0, len(body)) + body)
+
+    @contextmanager
+    def read_by_its_thread(self) -> Iterator[None]:
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(self.inward.run)
+            try:
+                yield
+            finally:
+                self.peer.close()
+                self.inward.resume()
+                reading.result(20)
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    ours, theirs = socket.socketpair()
+    with LocalSocket(ours.family, ours.type, fileno=ours.detach()) as connection, theirs:
+        reader, mailbox = WireReader(connection, 1, FrameLimits()), Mailbox(queued_limit=1 << 20)
+        inward = Inbound(0, connection, reader, mailbox, RateLimit(SYSTEM_CLOCK), SYSTEM_CLOCK, lambda _tag: None)
+        yield Wire(inward=inward, mailbox=mailbox, peer=theirs)
+
+
+def test_a_wish_before_the_rest_ends_it_at_once(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbound, "_REST", 0.0)
+    assert not wire.inward._rest()
+    wire.inward.resume()
+    assert wire.inward._rest()
+
+
+def test_a_wish_at_the_end_of_a_rest_counts_for_the_next(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    class JustTooLate(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            found = super().wait(timeout)
+            wire.inward.resume()
+            return found
+
+    monkeypatch.setattr(inbound, "_REST", 0.0)
+    wire.inward._resume = JustTooLate()
+    assert not wire.inward._rest()
+    assert wire.inward._rest()
+
+
+def test_who_gives_up_reading_is_not_kept_waiting_by_a_rest(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rest of its thread would not end before the test is given up: whatever arrives came without one."""
+    monkeypatch.setattr(inbound, "_REST", 1000.0)
+    with wire.read_by_its_thread():
+        for slot in range(20):
+            wire.inward.take_for(lambda: False, 0.0)
+            wire.send(slot, b"late")
+            assert wire.mailbox.get(0, tag(slot), 20.0).body == b"late"
 
 
 def test_who_waits_reads_for_himself_and_the_connection_is_watched_again_afterwards(authority: Authority) -> None:

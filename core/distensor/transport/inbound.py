@@ -90,7 +90,10 @@ class Inbound:
                 seen = self._turns
                 if not self._rest():
                     continue
+            # Whoever has asked until now is served by this reading; or by whoever reads now, who asks when he ends.
+            self._resume.clear()
             if self._reading.acquire(blocking=False):
+                seen = self._turns
                 try:
                     self._read_all()
                 finally:
@@ -100,11 +103,13 @@ class Inbound:
         return self._end
 
     def _rest(self) -> bool:
-        """Leave the connection alone for a moment; True where somebody wants us back."""
+        """Leave the connection alone for a moment; True, at once, where somebody wants us back.
+
+        That stays so until the next try to read: a wish is not lost where it comes just before a rest or just after.
+        """
         self._resting = True
         wanted = self._resume.wait(_REST)
         self._resting = False
-        self._resume.clear()
         return wanted
 
     def _read_all(self) -> None:
@@ -140,10 +145,12 @@ class Inbound:
             self._ring()
 
     def resume(self) -> None:
-        """Somebody waits who does not read for himself."""
-        if self._resting:
-            self._resume.set()
-        else:
+        """Somebody waits who does not read for himself: its thread is to read, and not to rest before.
+
+        One that rests looks at everything when it is over, and needs no bell; one that does not may be with the kernel.
+        """
+        self._resume.set()
+        if not self._resting:
             self._ring()
 
     def _ring(self) -> None:
