@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hub_kit import spec
@@ -11,7 +12,7 @@ from machine_kit import A, B, Hub, ready, running_job, sent, updates
 
 from distensor.core.control import Assignment, JobSpec, JobState, Reconfiguration
 from distensor.core.errors import ControlError, PlacementError
-from distensor.core.ids import Epoch, JobId
+from distensor.core.ids import Epoch, JobId, Rank
 from distensor.core.job_report import JobQuery, JobSummary, jobs_table
 from distensor.core.parallel import ParallelConfig
 from distensor.hub.accounts import Quota
@@ -149,7 +150,7 @@ def test_a_quota_of_workers_lets_a_job_wait_and_holds_nobody_else_back() -> None
     hub.connect(A), hub.connect(B)
     hub.machine.set_quotas({"main": Quota(workers=2)})
     first, _, _ = hub.submit(wish(2, "first"))
-    with pytest.raises(PlacementError, match="needs 1 workers; account main uses 2 and may use 2 at once"):
+    with pytest.raises(PlacementError, match="needs 1 workers; account main uses 2 for other jobs and may use 2 at"):
         hub.submit(wish(1, "refused", wait=False))
     hub.submit(wish(1, "second"))
     _, _, effects = hub.machine.submit("other", wish(2, "theirs"), hub.now)
@@ -158,6 +159,46 @@ def test_a_quota_of_workers_lets_a_job_wait_and_holds_nobody_else_back() -> None
     end(hub, first)
     hub.tick(0.5)
     assert ("second", "placed", 0) in names(hub)
+
+
+def next_epoch(hub: Hub, job_id: JobId, continues: tuple[int | None, ...], **more: Any) -> list[Effect]:
+    job = hub.machine.job_of("main", job_id)
+    change = Reconfiguration(
+        job_id=job_id,
+        request=f"r{job.epoch}",
+        epoch=job.epoch,
+        continues=tuple(None if rank is None else Rank(rank) for rank in continues),
+        csr_pem="csr",
+        **{"parallel": ParallelConfig(data_parallel=len(continues)), **more},
+    )
+    return hub.machine.reconfigure("main", change, hub.now)[1]
+
+
+def test_a_job_grows_within_its_quota_only_and_keeps_what_it_has() -> None:
+    hub = Hub()
+    hub.connect(A), hub.connect(B)
+    hub.machine.set_quotas({"main": Quota(workers=3)})
+    job_id, _, _ = hub.submit(wish(2, "first"))
+    with pytest.raises(PlacementError, match="needs 4 workers; account main uses 0 for other jobs and may use 3 at"):
+        next_epoch(hub, job_id, (0, 1, None, None))
+    assert len(sent(next_epoch(hub, job_id, (0, 1, None)), Assignment)) == 3
+    hub.machine.set_quotas({"main": Quota(workers=1)})
+    assert len(sent(next_epoch(hub, job_id, (0, None, 2)), Assignment)) == 3, "the limit became smaller later"
+    with pytest.raises(PlacementError, match="may use 1 at once"):
+        next_epoch(hub, job_id, (0, 1, 2, None))
+
+
+def test_aggregators_count_before_and_after_a_job_is_placed() -> None:
+    hub = Hub()
+    hub.connect(A), hub.connect(B)
+    hub.machine.set_quotas({"main": Quota(workers=2)})
+    wanted = replace(wish(2, "first", wait=False), aggregators=("atlas-2",))
+    with pytest.raises(PlacementError, match="needs 3 workers; account main uses 0 for other jobs and may use 2"):
+        hub.submit(wanted)
+    job_id, _, _ = hub.submit(wish(2, "second"))
+    assert len(sent(next_epoch(hub, job_id, (0, 1), aggregators=("atlas-2",)), Assignment)) == 2, "it goes on without"
+    hub.machine.set_quotas({"main": Quota(workers=3)})
+    assert len(sent(next_epoch(hub, job_id, (0, 1), aggregators=("atlas-2",)), Assignment)) == 3
 
 
 def test_a_larger_quota_is_noticed() -> None:

@@ -184,7 +184,7 @@ async def test_the_limits_of_accounts_are_in_force_from_the_first_moment_after_a
     linking = asyncio.create_task(node.link.run())
     with HubClient(ready.trainer_token) as client:
         await until(lambda: [one.job_id for one in node.assignments] == [waiting], what="its priority is not refused")
-        with pytest.raises(PlacementError, match="account main uses 1 and may use 1 at once"):
+        with pytest.raises(PlacementError, match="account main uses 1 for other jobs and may use 1 at once"):
             await asyncio.to_thread(client.submit_job, spec(submission="second"))
     linking.cancel()
     await asyncio.gather(linking, return_exceptions=True)

@@ -91,7 +91,7 @@ class Schedule:
                 f"job {spec.name!r} asks for priority {spec.priority}; account {job.owner} may ask for at most "
                 f"{quota.priority}"
             )
-        if why := self._over_quota(job):
+        if why := self._over_quota(job, _size(spec)):
             raise PlacementError(why)
         for other in self._waiting.in_order():
             if other == job.job_id:
@@ -102,16 +102,24 @@ class Schedule:
                     "next free slots"
                 )
 
-    def _over_quota(self, job: JobRecord) -> str | None:
-        most, size = self._quotas.get(job.owner, NO_QUOTA).workers, job.parallel.world_size
-        used = sum(len(self._jobs[one].ranks) for one in self._live if self._jobs[one].owner == job.owner)
+    def _over_quota(self, job: JobRecord, size: int) -> str | None:
+        """Why the job may not have so many ranks, aggregators among them; None when it may."""
+        most, used = self._quotas.get(job.owner, NO_QUOTA).workers, self._used_by_others(job)
         if most is None or used + size <= most:
             return None
-        return f"job {job.name!r} needs {size} workers; account {job.owner} uses {used} and may use {most} at once"
+        return (
+            f"job {job.name!r} needs {size} workers; account {job.owner} uses {used} for other jobs and may use {most} "
+            "at once"
+        )
+
+    def _used_by_others(self, job: JobRecord) -> int:
+        """How many ranks the other live jobs of its account have."""
+        others = (self._jobs[one] for one in self._live if one != job.job_id)
+        return sum(len(other.ranks) for other in others if other.owner == job.owner)
 
     def _holds_others_back(self, job: JobRecord, now: float) -> bool:
         """It has waited for too long, or fits now and is placed in a moment."""
-        if job.wish is None or self._over_quota(job):
+        if job.wish is None or self._over_quota(job, _size(job.wish)):
             return False
         patient = self._waiting.seconds(job.job_id, now) < self._patience
         return self._fits(job.wish, self.used() if patient else {}, now)
@@ -124,9 +132,15 @@ class Schedule:
         return True
 
     def places_of_new(self, job: JobRecord, change: Reconfiguration, now: float) -> tuple[Place, ...]:
-        """Slots of ranks that do not go on count as free: their workers end now."""
+        """Slots of ranks that do not go on count as free: their workers end now.
+
+        Raises:
+            PlacementError: no place, or more ranks than before and than the account may have. Aggregators beyond that
+                are left out like those for which there is no room.
+        """
         new = [Rank(rank) for rank, before in enumerate(change.continues) if before is None]
-        if not new and not change.aggregators:
+        aggregators = self._aggregators_within_quota(job, change)
+        if not new and not aggregators:
             return ()
         used = self.used()
         for rank in job.ranks:
@@ -138,9 +152,19 @@ class Schedule:
             parallel=change.parallel,
             csr_pem="",
             bytes_per_rank=change.bytes_per_rank,
-            aggregators=change.aggregators,
+            aggregators=aggregators,
         )
         return place(spec, self._members.offers(used, now), self._members.away(now), new)
+
+    def _aggregators_within_quota(self, job: JobRecord, change: Reconfiguration) -> tuple[str, ...]:
+        """A job may always keep as many ranks as it has, also when its account's limit has become smaller."""
+        size, most = change.parallel.world_size, self._quotas.get(job.owner, NO_QUOTA).workers
+        if most is None:
+            return change.aggregators
+        if size > len(job.ranks) and (why := self._over_quota(job, size)):
+            raise PlacementError(why)
+        room = max(most - self._used_by_others(job), len(job.ranks))
+        return change.aggregators[: room - size]
 
     # The queue
 
@@ -206,3 +230,8 @@ class Schedule:
         summary = jobs.summary_of(job, queue.index(job_id) + 1 if job_id in queue else 0)
         names = {node_id: self._members.info(node_id).name for node_id in job.node_ids}
         return replace(jobs.report_of(job, summary, names), missing=missing)
+
+
+def _size(spec: JobSpec) -> int:
+    """How many ranks a job has, aggregators among them."""
+    return spec.parallel.world_size + len(spec.aggregators)
