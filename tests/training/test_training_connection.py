@@ -14,7 +14,7 @@ from torch import Tensor
 from transport_kit import JOB, Authority, mesh
 
 from distensor.core import SYSTEM_CLOCK, Epoch, JobId, NodeId, ParallelConfig, Rank
-from distensor.core.control import JobState, JobUpdate, Member, Topology, WorkerChange, WorkerState
+from distensor.core.control import JobState, JobUpdate, Member, Reconfiguration, Topology, WorkerChange, WorkerState
 from distensor.core.errors import (
     AuthenticationError,
     DistensorError,
@@ -23,15 +23,18 @@ from distensor.core.errors import (
     JobFailedError,
     PlacementError,
     ProgramRejectedError,
+    StaleEpochError,
     WorkerFailedError,
     WorkerLostError,
 )
+from distensor.core.regrouping import Regrouping
 from distensor.training.connection import JobConnection, JobWatch, wait_until_running
 from distensor.transport import Channel, DataPlane, Tag
 from distensor.transport.driver import ABORT_SEQUENCE, Command, receive_named, send_named
 from distensor.transport.tensors import encode_named
 
 SECONDS = 20.0
+DP2 = ParallelConfig(data_parallel=2)
 TOPOLOGY = Topology(
     job_id=JOB,
     epoch=Epoch(1),
@@ -51,12 +54,24 @@ class Hub:
         self.updates: queue.Queue[JobUpdate | BaseException | None] = queue.Queue()
         self.ended: list[tuple[JobState, str]] = []
         self.away = False
+        self.silent = False
+        self.changes: dict[str, Reconfiguration] = {}
 
     def watch_job(self, job_id: JobId) -> Iterator[JobUpdate]:
         while (update := self.updates.get()) is not None:
             if isinstance(update, BaseException):
                 raise update
             yield update
+
+    def reconfigure_job(self, change: Reconfiguration) -> Epoch:
+        """As the hub does it: once for each request, from the newest epoch only. `silent`: the answer gets lost."""
+        if change.request not in self.changes:
+            if change.epoch != len(self.changes) + 1:
+                raise StaleEpochError(f"epoch {change.epoch}")
+            self.changes[change.request] = change
+        if self.silent:
+            raise HubUnreachableError("no answer")
+        return Epoch(2 + list(self.changes).index(change.request))
 
     def end_job(self, job_id: JobId, state: JobState, reason: str = "", epoch: Epoch | None = None) -> None:
         if self.away:
@@ -330,3 +345,25 @@ class TestWatch:
         hub.updates.put(None)
         with pytest.raises(JobFailedError, match="nothing more"):
             wait_until_running(JobWatch(hub, JOB, SYSTEM_CLOCK), JOB, SECONDS)
+
+
+ONE_LEFT = Regrouping(parallel=ParallelConfig(data_parallel=1), continues=(Rank(1),))
+
+
+@pytest.mark.parametrize(
+    "again", [ONE_LEFT, Regrouping(parallel=DP2, continues=(Rank(1), None))], ids=["same", "other"]
+)
+def test_a_change_whose_answer_was_lost_is_sent_again_before_any_other(
+    hub: Hub, connection: JobConnection, again: Regrouping
+) -> None:
+    hub.silent = True
+    with pytest.raises(HubUnreachableError):
+        connection.ask_for(ONE_LEFT)
+    hub.silent = False
+    connection.ask_for(again)
+    last = list(hub.changes.values())[-1]
+    assert (connection.asked_parallel, last.parallel) == (again.parallel, again.parallel)
+    assert last.continues == ((Rank(1),) if again is ONE_LEFT else (Rank(0), None)), (
+        "by the numbers of the epoch before"
+    )
+    assert len(hub.changes) == (1 if again is ONE_LEFT else 2)

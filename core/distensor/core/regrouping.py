@@ -6,7 +6,7 @@ that is at that place will do. Whole replicas are kept together where there are 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -26,6 +26,19 @@ class Regrouping:
     @property
     def new(self) -> tuple[Rank, ...]:
         return tuple(Rank(rank) for rank, before in enumerate(self.continues) if before is None)
+
+
+def renumbered(regrouping: Regrouping, continues: Sequence[Rank | None]) -> Regrouping:
+    """The same membership made from an epoch in between, whose rank i went on from the old rank `continues[i]`.
+
+    >>> wanted = Regrouping(parallel=ParallelConfig(data_parallel=2), continues=(Rank(2), None))
+    >>> renumbered(wanted, (None, Rank(2))).continues
+    (1, None)
+    """
+    between = {before: Rank(rank) for rank, before in enumerate(continues) if before is not None}
+    return replace(
+        regrouping, continues=tuple(None if old is None else between.get(old) for old in regrouping.continues)
+    )
 
 
 def without_lost(parallel: ParallelConfig, alive: Collection[int]) -> Regrouping | None:

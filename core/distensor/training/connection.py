@@ -22,15 +22,17 @@ from distensor.core.control import (
     WorkerState,
 )
 from distensor.core.errors import (
+    ControlError,
     DistensorError,
     FrameError,
+    HubUnreachableError,
     PeerLostError,
     ProgramRejectedError,
     TransportError,
     WorkerFailedError,
     WorkerLostError,
 )
-from distensor.core.regrouping import Regrouping
+from distensor.core.regrouping import Regrouping, renumbered
 from distensor.training.dialing import DEFAULT_DIALING, Dialing, dial, frame_limits
 from distensor.training.job_watch import JobHub, JobWatch, wait_until_running
 from distensor.training.next_epoch import check_members, meet, wait_for_members
@@ -73,6 +75,14 @@ _LEAVING = frozenset({WorkerState.DRAINING, WorkerState.EXITED, WorkerState.BACK
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _Request:
+    """A change of members, as it is repeated until the hub answers."""
+
+    change: Reconfiguration
+    key_pem: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Asked:
     """The newest epoch that the hub was asked for."""
 
@@ -111,6 +121,7 @@ class JobConnection:
         self._accused: set[int] = set()
         self._last_loss: PeerLostError | None = None
         self._asked = _Asked(epoch=topology.epoch, parallel=topology.parallel, key_pem=b"")
+        self._unanswered: _Request | None = None
         self._earlier = (0, 0)
         self.exit_reason_seconds = exit_reason_seconds
         self._aggregators = aggregators
@@ -364,6 +375,11 @@ class JobConnection:
             PlacementError: there is no place for a new worker.
             HubUnreachableError, ControlError: as the hub's client does.
         """
+        if (earlier := self._unanswered) is not None:  # the hub may have done it: without it our epoch would be stale
+            self._ask(earlier)
+            if (earlier.change.parallel, earlier.change.continues) == (regrouping.parallel, regrouping.continues):
+                return
+            regrouping = renumbered(regrouping, earlier.change.continues)
         key_pem, csr_pem = new_key_and_csr(self.job_id, None, DRIVER_RANK)
         change = Reconfiguration(
             job_id=self.job_id,
@@ -375,8 +391,19 @@ class JobConnection:
             bytes_per_rank=bytes_per_rank,
             aggregators=self._aggregators,
         )
-        epoch = self._client.reconfigure_job(change)
-        self._asked = _Asked(epoch=epoch, parallel=regrouping.parallel, key_pem=key_pem)
+        self._ask(_Request(change=change, key_pem=key_pem))
+
+    def _ask(self, request: _Request) -> None:
+        self._unanswered = request
+        try:
+            epoch = self._client.reconfigure_job(request.change)
+        except HubUnreachableError:
+            raise
+        except ControlError:
+            self._unanswered = None
+            raise
+        self._unanswered = None
+        self._asked = _Asked(epoch=epoch, parallel=request.change.parallel, key_pem=request.key_pem)
 
     def is_next_ready(self) -> bool:
         """Whether all ranks of the epoch that was asked for wait to be met.
