@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import pytest
-from transport_kit import Authority, mesh
+from transport_kit import Authority, mesh, secured
 
 from distensor.core.clock import SYSTEM_CLOCK
 from distensor.core.errors import TransportTimeoutError
@@ -21,7 +22,11 @@ from distensor.transport.inbound import Inbound
 from distensor.transport.local_lanes import LocalSocket
 from distensor.transport.mailbox import Mailbox
 from distensor.transport.rates import RateLimit
-from distensor.transport.wire import NothingYetError, WireReader
+from distensor.transport.tls_sockets import TlsSocket
+from distensor.transport.types import NothingYetError
+from distensor.transport.wire import WireReader
+
+Sealing: TypeAlias = Callable[[bytes], bytes]
 
 
 @pytest.fixture(scope="module")
@@ -154,27 +159,51 @@ def test_who_reads_for_himself_takes_no_more_than_there_is_room_for(authority: A
         assert planes[1].recv(0, tag(2), 20).header == b"behind them"
 
 
-def test_a_frame_that_comes_in_pieces_is_gone_on_with_where_it_stopped() -> None:
-    ours, theirs = socket.socketpair()
+def as_it_is(data: bytes) -> bytes:
+    return data
+
+
+@contextmanager
+def carrier(authority: Authority, *, tls: bool) -> Iterator[tuple[LocalSocket | TlsSocket, socket.socket, Sealing]]:
+    """A reading end, the socket by which its peer sends, and what makes of bytes what travels there."""
+    if tls:
+        with secured(authority, stock=False) as (theirs, ours):
+            assert isinstance(ours, TlsSocket)
+
+            def seal(data: bytes) -> bytes:
+                view = memoryview(data)
+                while view:
+                    view = view[theirs._session.write(view) :]
+                return theirs._outgoing.read()
+
+            yield ours, theirs, seal
+    else:
+        one, other = socket.socketpair()
+        with LocalSocket(one.family, one.type, fileno=one.detach()) as connection, other:
+            connection.settimeout(20)
+            yield connection, other, as_it_is
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["unix", "tls"])
+def test_a_frame_that_comes_in_pieces_is_gone_on_with_where_it_stopped(authority: Authority, tls: bool) -> None:
+    """No read blocks where `look` has said no: it would end with the socket's timeout."""
     body = bytes(range(256)) * 300
     data = encode_prefix(FrameKind.DATA, 1, tag(3), 5, len(body)) + b"words" + body
-    there = False
-    with LocalSocket(ours.family, ours.type, fileno=ours.detach()) as connection, theirs:
+    with carrier(authority, tls=tls) as (connection, peer, seal):
+        stream = seal(data)
         reader = WireReader(connection, 1, FrameLimits())
-        reader.look = lambda: there
         given, found = 0, None
         while found is None:
-            assert given < len(data), "all of it is there, and no frame came"
-            piece = data[given : given + 997]
-            theirs.sendall(piece)
+            assert given < len(stream), "all of it is there, and no frame came"
+            piece = stream[given : given + 997]
+            peer.sendall(piece)
             given += len(piece)
             for there in (True, False):
-                try:
-                    reader.look = iter([there, False]).__next__
+                reader.look = iter([there, False]).__next__
+                with suppress(NothingYetError):
                     found = reader.frame()
                     break
-                except NothingYetError:
-                    continue
         prefix, header, taken = found
         assert (prefix.tag, header, bytes(taken)) == (tag(3), b"words", body)
-        assert reader.bytes_received == len(data) == given
+        assert reader.bytes_received == len(data)
+        assert given == len(stream)

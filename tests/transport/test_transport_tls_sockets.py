@@ -5,47 +5,16 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
-from transport_kit import Authority
+from transport_kit import Authority, linked, secured
 
 from distensor.transport.identity import client_context, peer_identity, server_context
 from distensor.transport.tls_sockets import TlsSocket
 
 SIZES = [1, 16_384, 16_385, 131_072, 1_000_003]
-Ends = tuple[TlsSocket, "TlsSocket | ssl.SSLSocket"]
-
-
-def linked() -> tuple[socket.socket, socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        one = socket.create_connection(listener.getsockname(), timeout=20)
-        other, _ = listener.accept()
-    other.settimeout(20)
-    return one, other
-
-
-@contextmanager
-def secured(authority: Authority, *, stock: bool) -> Iterator[Ends]:
-    """Ours, and at the other end ours again or the `stock` socket of Python."""
-    one, other = linked()
-    client, server = client_context(authority.place(0)), server_context(authority.place(1))
-    ours = TlsSocket.over(one, client)
-
-    def serve() -> TlsSocket | ssl.SSLSocket:
-        if stock:
-            return server.wrap_socket(other, server_side=True)
-        end = TlsSocket.over(other, server, server=True)
-        end.do_handshake()
-        return end
-
-    with ThreadPoolExecutor(1) as pool:
-        serving = pool.submit(serve)
-        ours.do_handshake()
-        with ours, serving.result(20) as theirs:
-            yield ours, theirs
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import socket
+import ssl
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +21,13 @@ from cryptography.x509.oid import NameOID
 
 from distensor.core.ids import Epoch, JobId, Rank, data_plane_uri
 from distensor.transport import Address, Credentials, DataPlane, FrameLimits, Listener, LocalMeeting, PeerId, Timeouts
+from distensor.transport.identity import client_context, server_context
+from distensor.transport.tls_sockets import TlsSocket
 
 JOB = JobId("j_0123456789abcdef")
 QUICK = Timeouts(connect=20.0, silent=10.0, handshake=5.0, goodbye=2.0)
 _DAY = datetime.timedelta(days=1)
+Ends = tuple[TlsSocket, "TlsSocket | ssl.SSLSocket"]
 
 
 def _name(text: str) -> x509.Name:
@@ -156,3 +162,32 @@ def local_meeting(directory: Path, **options: Any) -> LocalMeeting:
     if (reason := LocalMeeting(directory=directory).unavailable()) is not None:
         pytest.skip(reason.reason)
     return meeting
+
+
+def linked() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname(), timeout=20)
+        other, _ = listener.accept()
+    other.settimeout(20)
+    return one, other
+
+
+@contextmanager
+def secured(authority: Authority, *, stock: bool) -> Iterator[Ends]:
+    """Ours, and at the other end ours again or the `stock` socket of Python."""
+    one, other = linked()
+    client, server = client_context(authority.place(0)), server_context(authority.place(1))
+    ours = TlsSocket.over(one, client)
+
+    def serve() -> TlsSocket | ssl.SSLSocket:
+        if stock:
+            return server.wrap_socket(other, server_side=True)
+        end = TlsSocket.over(other, server, server=True)
+        end.do_handshake()
+        return end
+
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(serve)
+        ours.do_handshake()
+        with ours, serving.result(20) as theirs:
+            yield ours, theirs

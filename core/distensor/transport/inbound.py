@@ -22,8 +22,8 @@ from distensor.transport.frames import FrameKind, Prefix
 from distensor.transport.local_lanes import Connection
 from distensor.transport.mailbox import Mailbox
 from distensor.transport.rates import RateLimit
-from distensor.transport.types import Buffer, Message, Tag
-from distensor.transport.wire import NothingYetError, WireReader
+from distensor.transport.types import Buffer, Message, NothingYetError, Tag
+from distensor.transport.wire import WireReader
 
 GOODBYE_REASON = "it closed the connection with a goodbye"
 _PATIENCE_MS = 1.0

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
 from distensor.core.clock import SYSTEM_CLOCK
-from distensor.transport.types import Buffer
+from distensor.transport.types import Buffer, NothingYetError
 
 _PIECE = 1 << 17
 """Plain bytes that become records before the kernel gets them."""
@@ -27,9 +27,11 @@ _DO_NOT_WAIT = getattr(socket, "MSG_DONTWAIT", 0)
 class TlsSocket(socket.socket):
     """A connected TCP socket that speaks TLS. One thread at a time; `read` and `write` share OpenSSL's object."""
 
-    __slots__ = ("_incoming", "_left", "_outgoing", "_room", "_session", "context")
+    __slots__ = ("_incoming", "_left", "_outgoing", "_room", "_session", "context", "look")
 
     context: ssl.SSLContext
+    look: Callable[[], bool] | None
+    """Asked before each read that might block: whether something has come. None: reads block, as in the handshake."""
 
     @classmethod
     def over(cls, raw: socket.socket, context: ssl.SSLContext, *, server: bool = False) -> TlsSocket:
@@ -53,6 +55,7 @@ class TlsSocket(socket.socket):
         self._session = context.wrap_bio(self._incoming, self._outgoing, server_side=server)
         self._room: memoryview | None = None
         self._left = memoryview(b"")
+        self.look = None
 
     def do_handshake(self) -> None:
         """Prove both ends to each other, within the socket's timeout in all.
@@ -100,6 +103,7 @@ class TlsSocket(socket.socket):
         """Up to `size` bytes into `buffer`; 0 where the connection has ended.
 
         Raises:
+            NothingYetError: `look` found nothing. Half a record that has come is kept for the next call.
             OSError: it broke.
         """
         while True:
@@ -172,6 +176,8 @@ class TlsSocket(socket.socket):
 
     def _fill(self) -> int:
         """Take what has come; 0 where nothing will come any more."""
+        if self.look is not None and not self.look():
+            raise NothingYetError
         if self._room is None:
             self._room = memoryview(bytearray(_ROOM))
         count = self.recv_into(self._room)

@@ -12,6 +12,10 @@ from distensor.core.ids import DRIVER_RANK, Epoch, JobId, Rank, data_plane_uri
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
+class NothingYetError(Exception):
+    """Nothing has come of the next part of a frame, and who reads does not wait for it."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerId:
     """One place on the data plane: who a peer is, as its certificate says it."""

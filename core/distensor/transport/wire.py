@@ -18,7 +18,7 @@ from distensor.transport.frames import PREFIX_SIZE, FrameKind, Prefix, decode_pr
 from distensor.transport.local_lanes import Connection, LocalSocket
 from distensor.transport.rates import RateLimit
 from distensor.transport.tls_sockets import TlsSocket
-from distensor.transport.types import Buffer, Channel, FrameLimits, Tag
+from distensor.transport.types import Buffer, Channel, FrameLimits, NothingYetError, Tag
 
 _RECORD = 1 << 14
 """The most that one TLS record holds, so the most that one read returns."""
@@ -37,10 +37,6 @@ NO_TAG = Tag(Channel.META)
 
 class WireClosedError(OSError):
     """The connection ended between frames or inside one."""
-
-
-class NothingYetError(Exception):
-    """Nothing has come of the next part of a frame, and who reads does not wait for it."""
 
 
 class WireWriter:
@@ -270,7 +266,9 @@ class WireReader:
         return room
 
     def _receive(self, view: memoryview) -> int:
-        if self.look is not None and not self.buffered and not self.look():
+        if isinstance(self._tls, TlsSocket):
+            self._tls.look = self.look  # of half a record only it knows that there is more to come
+        elif self.look is not None and not self.buffered and not self.look():
             raise NothingYetError
         if self._limit is not None and self._limit.active:
             view = view[: self._limit.piece(len(view))]  # a Unix socket would give megabytes at once
