@@ -166,8 +166,9 @@ def test_a_job_waits_with_its_wish_and_is_placed_with_its_reasons(store: Store) 
         books.insert_job(waiting)
     with store.transaction() as books:
         assert [job for job in books.snapshot().jobs if job.job_id == "j_2"] == [waiting]
+    kept = replace(wish, csr_pem="", bytes_per_rank=())
     reasons = Placement(whys=("together", "together"), passed=(PassedNode(node="bolt", why="no free slot"),))
-    started = replace(waiting, state=JobState.PLACED, reason="", wish=None, ranks=placed.ranks[:2], placement=reasons)
+    started = replace(waiting, state=JobState.PLACED, reason="", wish=kept, ranks=placed.ranks[:2], placement=reasons)
     with store.transaction() as books:
         books.begin_epoch(started)
     with store.transaction() as books:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from machine_kit import B, Hub, change, ready, running_job, sent, updates
+from hub_kit import cpu, info, spec
+from machine_kit import NAMES, A, B, Hub, change, ready, running_job, sent, updates
 
-from distensor.comm.messages import Release, TopologyGrant
+from distensor.comm.messages import Register, Release, TopologyGrant
 from distensor.core import ParallelConfig
 from distensor.core.control import (
     Assignment,
+    DeviceInfo,
+    DeviceKind,
     JobState,
     Reconfiguration,
     TakeOver,
@@ -22,16 +26,25 @@ from distensor.core.errors import (
     PlacementError,
     StaleEpochError,
 )
-from distensor.core.ids import Epoch, JobId, Rank
-from distensor.hub.effects import SaveJob, Send
+from distensor.core.ids import DeviceId, Epoch, JobId, NodeId, Rank
+from distensor.hub.effects import SaveJob, Send, SessionId
+from distensor.hub.record_json import wish_from_json, wish_to_json
 
 
-def reconfigure(hub: Hub, job_id: JobId, continues: Sequence[int | None], *, epoch: int = 1, request: str = "r") -> Any:
+def reconfigure(
+    hub: Hub,
+    job_id: JobId,
+    continues: Sequence[int | None],
+    *,
+    epoch: int = 1,
+    request: str = "r",
+    parallel: ParallelConfig | None = None,
+) -> Any:
     change = Reconfiguration(
         job_id=job_id,
         request=request,
         epoch=Epoch(epoch),
-        parallel=ParallelConfig(data_parallel=len(continues)),
+        parallel=parallel or ParallelConfig(data_parallel=len(continues)),
         continues=tuple(None if rank is None else Rank(rank) for rank in continues),
         csr_pem="driver",
     )
@@ -75,6 +88,48 @@ def test_the_place_of_one_that_is_lost_is_free_for_a_new_one() -> None:
     _, effects = reconfigure(hub, job_id, [0, None, 2, 3])
     new = [(session, one.rank) for session, one in sent(effects, Assignment) if one.continues is None]  # type: ignore[attr-defined]
     assert new == [(first, 1)]
+
+
+def elsewhere(hub: Hub, node_id: NodeId, device: DeviceInfo, seen_host: str) -> None:
+    session = SessionId(next(hub.sessions))
+    there = replace(info(NAMES[node_id]), devices=(device,), seen_host=seen_host)
+    hub.machine.join(session, node_id, Register(info=there), hub.now)
+    hub.beat(session)
+
+
+def restarted(hub: Hub, job_id: JobId) -> Hub:
+    """A hub that found the job in its books."""
+    job = hub.machine.job_of("main", job_id)
+    return Hub(jobs=[replace(job, wish=wish_from_json(wish_to_json(job.wish)))])
+
+
+def test_a_later_epoch_keeps_to_the_kinds_of_devices_that_the_job_asked_for() -> None:
+    hub = Hub()
+    hub.connect(A)
+    job_id, _, _ = hub.submit(replace(spec(2, csr="driver"), device_kinds=(DeviceKind.CPU,)))
+    hub = restarted(hub, job_id)
+    hub.connect(A)
+    elsewhere(hub, B, replace(cpu(2), device_id=DeviceId("cuda:0"), kind=DeviceKind.CUDA), "")
+    with pytest.raises(PlacementError, match="0 free slots of kind cpu"):
+        reconfigure(hub, job_id, [0, 1, None])
+
+
+def test_a_later_epoch_splits_a_tensor_group_over_sites_where_the_job_says_so() -> None:
+    both = ParallelConfig(tensor_parallel=2)
+    for split in (True, False):
+        hub = Hub()
+        elsewhere(hub, A, cpu(2), "")
+        wanted = replace(spec(csr="driver"), parallel=both, split_tensor=split)
+        job_id, _, _ = hub.submit(wanted)
+        hub = restarted(hub, job_id)
+        elsewhere(hub, A, cpu(1), "")
+        elsewhere(hub, B, cpu(1), "198.51.100.7")
+        if split:
+            new = [one.rank for _, one in sent(reconfigure(hub, job_id, [None, None], parallel=both)[1], Assignment)]  # type: ignore[attr-defined]
+            assert new == [0, 1]
+        else:
+            with pytest.raises(PlacementError, match="fits on no node and no site"):
+                reconfigure(hub, job_id, [None, None], parallel=both)
 
 
 def test_without_a_place_nothing_changes() -> None:

@@ -83,7 +83,8 @@ class JobRecord:
     request: str = ""
     """The trainer's request that made the present epoch; empty for the first one."""
     wish: JobSpec | None = None
-    """What a job that waits is waiting for."""
+    """What the job asks of its places, in later epochs too. Once it has some, without the certificate request and the
+    sizes, which are those of one epoch. None for a job that an older hub placed."""
     placement: Placement = NOT_EXPLAINED
 
     def with_rank(self, rank: RankRecord) -> JobRecord:

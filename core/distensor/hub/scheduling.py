@@ -79,7 +79,7 @@ class Schedule:
             job,
             state=JobState.PLACED,
             reason="",
-            wish=None,
+            wish=replace(spec, csr_pem="", bytes_per_rank=()),
             ranks=tuple(jobs.new_rank(job.job_id, job.epoch, one) for one in places),
             placement=explained(spec, offers, places),
         )
@@ -152,7 +152,9 @@ class Schedule:
             parallel=change.parallel,
             csr_pem="",
             bytes_per_rank=change.bytes_per_rank,
+            device_kinds=() if job.wish is None else job.wish.device_kinds,
             aggregators=aggregators,
+            split_tensor=job.wish is not None and job.wish.split_tensor,
         )
         return place(spec, self._members.offers(used, now), self._members.away(now), new)
 
