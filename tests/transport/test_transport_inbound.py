@@ -100,6 +100,37 @@ def test_who_gives_up_reading_is_not_kept_waiting_by_a_rest(wire: Wire, monkeypa
             assert wire.mailbox.get(0, tag(slot), 20.0).body == b"late"
 
 
+def test_who_takes_any_hurries_the_threads_of_those_he_waits_for(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurried: list[Inbound] = []
+    monkeypatch.setattr(Inbound, "hurry", hurried.append)
+    with mesh(authority, 3) as planes:
+        for peers, told in ((None, {0, 2}), ([2], {2})):
+            hurried.clear()
+            with pytest.raises(TransportTimeoutError):
+                planes[1].recv_any(Channel.STATE, 0.0, peers=peers)
+            assert {rank for rank in (0, 2) if planes[1]._links[rank].inward in hurried} == told
+            assert len(hurried) == len(told)
+        hurried.clear()
+        planes[0].send(1, tag(1), b"now")
+        brought = threading.Event()
+        while not planes[1].has(0, tag(1)):
+            assert not brought.wait(0.005)
+        assert planes[1].recv_any(Channel.P2P, 20)[2].header == b"now"
+        assert hurried == []
+
+
+def test_a_hurried_thread_does_not_rest_when_something_comes(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbound, "_REST", 1000.0)
+    with wire.read_by_its_thread():
+        for slot in range(20):
+            wire.inward._turns += 1  # somebody has read for himself
+            wire.inward.hurry()
+            wire.send(slot)
+            wire.mailbox.get(0, tag(slot), 20.0)
+
+
 def test_who_waits_reads_for_himself_and_the_connection_is_watched_again_afterwards(authority: Authority) -> None:
     with mesh(authority, 2) as planes:
         with ThreadPoolExecutor(1) as pool:

@@ -54,6 +54,23 @@ def test_the_oldest_queue_of_a_channel_comes_first() -> None:
         mailbox.get_any(Channel.CONTROL, 0, None)
 
 
+def test_who_takes_any_reads_only_where_nothing_is_there_and_gets_what_he_has_read() -> None:
+    mailbox = Mailbox(queued_limit=1 << 20)
+    read: list[bool] = []
+
+    def bring(over: Callable[[], bool], _timeout: float | None) -> None:
+        read.append(over())
+        assert mailbox.waited_for(2)
+        mailbox.put(2, TWO, word("read"))
+        read.append(over())
+
+    mailbox.put(1, ONE, word("there"))
+    assert mailbox.get_any(Channel.CONTROL, 0, None, bring)[2].header == b"there"
+    assert read == []
+    assert mailbox.get_any(Channel.CONTROL, 0, None, bring) == (2, TWO, word("read"))
+    assert read == [False, True]
+
+
 def test_who_floods_has_to_wait_until_somebody_reads() -> None:
     mailbox = Mailbox(queued_limit=10)
     mailbox.put(1, ONE, word("12345678"))

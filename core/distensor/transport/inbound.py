@@ -144,6 +144,13 @@ class Inbound:
         elif not self._resting and self._reader.buffered:
             self._ring()
 
+    def hurry(self) -> None:
+        """Somebody waits for what is yet to come: when it does, or where it has, its thread is not to rest.
+
+        No bell: what is in our own buffers somebody has rung for already, and for the rest the kernel rings.
+        """
+        self._resume.set()
+
     def resume(self) -> None:
         """Somebody waits who does not read for himself: its thread is to read, and not to rest before.
 

@@ -147,8 +147,10 @@ class Mailbox:
         with self._lock:
             return (peer, tag) in self._queues
 
-    def get_any(self, channel: Channel, timeout: float | None, peers: Collection[int] | None) -> Arrival:
-        """The oldest message on `channel` of any of `peers` (None: of all)."""
+    def get_any(
+        self, channel: Channel, timeout: float | None, peers: Collection[int] | None, read: Read = _nobody_reads
+    ) -> Arrival:
+        """The oldest message on `channel` of any of `peers` (None: of all). `read` is called as by `get`."""
 
         def concerns(peer: int) -> bool:
             return peers is None or peer in peers
@@ -166,6 +168,7 @@ class Mailbox:
             waiter = _Waiter(wants=wants, concerns=concerns)
             self._open.append(waiter)
             self._tell_held()
+        read(waiter.over, timeout)
         return self._await(waiter, timeout, f"a message on {channel.name.lower()}")
 
     def _dequeue(self, key: Key) -> Message:

@@ -142,9 +142,13 @@ class DataPlane:
             PeerLostError: nothing is there and one of `peers` (None: of all) is lost.
             TransportTimeoutError: nothing came within `timeout` seconds.
         """
-        for link in self._links.values():
-            link.inward.resume()
-        return self._mailbox.get_any(channel, timeout, peers)
+
+        def hurry(_over: Callable[[], bool], _timeout: float | None) -> None:
+            for rank, link in self._links.items():
+                if peers is None or rank in peers:
+                    link.inward.hurry()
+
+        return self._mailbox.get_any(channel, timeout, peers, hurry)
 
     # -- the state of the links --------------------------------------------------------------------------------
 
