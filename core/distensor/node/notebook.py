@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distensor.core.errors import ProgramRejectedError
+from distensor.transport.driver import NOTE_PREFIX
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from distensor.node.step_report import StepReport
 
-PREFIX = "note/"
 MOST_WORDS = 1 << 16
 """Characters of the words of one step."""
 MOST_BYTES = 1 << 20
@@ -55,7 +55,7 @@ def parse_note(meta: Mapping[str, Any], tensors: dict[str, Tensor]) -> Note | No
     Raises:
         ProgramRejectedError: it is none, or larger than a rank keeps.
     """
-    parts = {key.removeprefix(PREFIX): tensors.pop(key) for key in list(tensors) if key.startswith(PREFIX)}
+    parts = {key.removeprefix(NOTE_PREFIX): tensors.pop(key) for key in list(tensors) if key.startswith(NOTE_PREFIX)}
     words = meta.get("note")
     if words is None:
         return None
@@ -105,6 +105,6 @@ class Notebook:
         paid = 0 if note is None or type(note.words.get("paid")) is not int else note.words["paid"]
         unpaid = [[number, each.units] for number, each in done.items() if number > paid and each.units is not None]
         rows = [[float(number), each.loss, each.weight, each.grad_norm] for number, each in done.items()]
-        tensors = {} if note is None else {f"{PREFIX}{name}": part for name, part in note.parts.items()}
+        tensors = {} if note is None else {f"{NOTE_PREFIX}{name}": part for name, part in note.parts.items()}
         tensors["record"] = torch.tensor(rows, dtype=torch.float64).reshape(-1, 4)
         return {"note": None if note is None else dict(note.words), "unpaid": unpaid[-MOST_UNPAID:]}, tensors

@@ -25,7 +25,7 @@ from distensor.core.errors import (
     WorkerLostError,
 )
 from distensor.core.regrouping import Place, Regrouping, place_of, with_replaced, with_replicas, without_lost
-from distensor.training.joining import Joining
+from distensor.training.joining import Asking, Joining
 from distensor.training.next_epoch import MembersMissingError
 from distensor.training.replies import Reply, agreed
 from distensor.transport.driver import Command
@@ -53,7 +53,7 @@ NO_HOPE = (
 )
 
 
-class Members(Protocol):
+class Members(Asking, Protocol):
     """What is needed of `JobConnection`."""
 
     exit_reason_seconds: float
@@ -79,16 +79,6 @@ class Members(Protocol):
     def enter_next(self, timeout: float) -> None: ...
 
     def explained(self, error: WorkerLostError) -> WorkerLostError: ...
-
-    def command(
-        self,
-        command: Command,
-        meta: Mapping[str, Any],
-        tensors: None = None,
-        extra: Mapping[int, Mapping[str, Any]] | None = None,
-        most_bytes: None = None,
-        only: Collection[int] | None = None,
-    ) -> list[Reply]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

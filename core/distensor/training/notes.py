@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from distensor.core import Epoch
+from distensor.transport.driver import NOTE_PREFIX
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-PREFIX = "note/"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +59,7 @@ class NoteSender:
             "units": [int(epoch), *counts],
             "paid": paid,
         }
-        return words, {f"{PREFIX}{name}": state for name, state in fresh.items()}
+        return words, {f"{NOTE_PREFIX}{name}": state for name, state in fresh.items()}
 
 
 def keepers(places: Mapping[int, tuple[int, int, int]]) -> Collection[int]:

@@ -29,10 +29,9 @@ from distensor.training.dialing import Dialing, frame_limits
 from distensor.training.job_watch import JobWatch
 from distensor.training.members import Status, read_status, settlement, share_out
 from distensor.training.next_epoch import MembersMissingError, meet, wait_for_members
-from distensor.training.notes import PREFIX
 from distensor.training.results import EarlierStep
 from distensor.transport import Timeouts
-from distensor.transport.driver import Command
+from distensor.transport.driver import NOTE_PREFIX, Command
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -281,7 +280,9 @@ def read_handed_over(reply: Reply) -> HandedOver:
     return HandedOver(
         position=position,
         run=run,
-        states={k.removeprefix(PREFIX): tensor for k, tensor in reply.tensors.items() if k.startswith(PREFIX)},
+        states={
+            k.removeprefix(NOTE_PREFIX): tensor for k, tensor in reply.tensors.items() if k.startswith(NOTE_PREFIX)
+        },
         units={row[0]: row[1] for row in unpaid},
         record=[
             EarlierStep(step=int(number), loss=loss, tokens=int(weight), grad_norm=norm)
