@@ -104,7 +104,7 @@ def test_who_takes_any_hurries_the_threads_of_those_he_waits_for(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hurried: list[Inbound] = []
-    monkeypatch.setattr(Inbound, "hurry", hurried.append)
+    monkeypatch.setattr(Inbound, "hurry", lambda inward: hurried.append(inward))
     with mesh(authority, 3) as planes:
         for peers, told in ((None, {0, 2}), ([2], {2})):
             hurried.clear()
