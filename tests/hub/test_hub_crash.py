@@ -182,6 +182,9 @@ async def kill_under_load(
     generation = 1
     try:
         for kill in range(kills):
+            if kill % 2 == 1:  # on a busy machine most hubs would else die before anybody is back
+                before = load.acknowledged
+                await until(lambda: load.acknowledged > before or working.done(), seconds=60, what="a call answered")  # noqa: B023  # used at once
             await asyncio.sleep(dice.uniform(0.02, 0.6))
             assert not working.done(), working.exception()
             if server is not None and kill % 3 == 2:
@@ -213,7 +216,7 @@ async def kill_under_load(
         f"{len(load.received)}, micro-batches credited {credited}, lost {lost}, credited twice {twice}"
     )
     assert (lost, twice) == (0, 0)
-    assert load.acknowledged > kills // 10  # on a busy machine most hubs die before anybody is back
+    assert load.acknowledged >= kills // 2
     assert credited > 0
     assert sorted(node.info.name for node in mesh.nodes) == [f"atlas-{i}" for i in range(NODES)]
 
