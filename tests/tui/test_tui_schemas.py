@@ -21,7 +21,7 @@ SCHEMAS = {path.stem: json.loads(path.read_text()) for path in FOLDER.glob("*.js
 REGISTRY: Any = Registry().with_resources(
     [(f"{name}.json", Resource.from_contents(schema)) for name, schema in SCHEMAS.items()]
 )
-ELSEWHERE = {"bandwidth", "demo", "hub", "relay", "cloud"}
+ELSEWHERE = {"aggregator", "bandwidth", "demo", "hub", "relay", "cloud"}
 """Commands that are programs of their own; their tests are beside them."""
 
 pytestmark = pytest.mark.timeout(180)
