@@ -24,6 +24,9 @@ UNREACHABLE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_E
 THROTTLED = "too many refused attempts"
 """How the message of a ThrottledError begins."""
 
+READ_ONLY = "the hub can read its books but not write them at present"
+"""How the message of a ReadOnlyError begins: a hub that says so is there, and worth asking again."""
+
 _FROM_STATUS: dict[grpc.StatusCode, type[ControlError]] = {
     grpc.StatusCode.UNAUTHENTICATED: AuthenticationError,
     grpc.StatusCode.PERMISSION_DENIED: NotAllowedError,
@@ -48,6 +51,8 @@ _TO_STATUS: list[tuple[type[DistensorError], grpc.StatusCode]] = [
 
 def error_of_status(code: grpc.StatusCode, details: str, address: HubAddress) -> ControlError:
     """What a failed call means to the caller."""
+    if code is grpc.StatusCode.UNAVAILABLE and details.startswith(READ_ONLY):
+        return HubUnreachableError(f"{address}: {details}")
     if code in UNREACHABLE:
         proxy = proxy_in_the_way(address.host)
         blame = f" (the environment sets {proxy})" if proxy else ""

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from distensor.comm.failures import READ_ONLY
 from distensor.core.clock import Clock
 from distensor.core.errors import BooksRefusedError, ReadOnlyError, StoreError, SupersededError
 from distensor.hub.repository import Books, Store
@@ -86,9 +87,7 @@ class Writer:
     def require_writable(self) -> None:
         """Raises: ReadOnlyError: the last commit failed, and its group is being tried again."""
         if (trouble := self._trouble) is not None:
-            raise ReadOnlyError(
-                f"the hub can read its books but not write them at present ({trouble}); try again later"
-            )
+            raise ReadOnlyError(f"{READ_ONLY} ({trouble}); try again later")
 
     async def close(self) -> None:
         """Finish what is queued and end the threads."""
