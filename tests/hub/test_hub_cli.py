@@ -140,7 +140,7 @@ def test_how_to_start_a_relay_is_told_where_there_is_none(host: str, relay: str,
         relay=relay,
     )
     line = f"distensor relay --listen 0.0.0.0:50052 --hub {host}:50051 --authority {'ab' * 32}"
-    assert (line in cli._as_text(ready)) is told
+    assert (line in cli.ready_text(ready)) is told
 
 
 def test_the_one_line_of_json(tmp_path: Path) -> None:

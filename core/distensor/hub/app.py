@@ -6,9 +6,10 @@ import asyncio
 import errno
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from distensor.comm.address import HubAddress
 from distensor.comm.server import start_server
@@ -62,6 +63,22 @@ class Ready:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Inside:
+    """The parts of a hub at work, for whatever serves it in another way from the same process."""
+
+    machine: HubMachine
+    writer: Writer
+    door: Door
+    service: HubService
+    clock: Clock
+    log: Callable[[str], None]
+
+
+Beside: TypeAlias = Callable[[Inside, Ready], AbstractAsyncContextManager[None]]
+"""Work that begins once the hub accepts connections and ends before the hub does."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Opened:
     """What a start finds and makes in the books, before anyone can connect."""
 
@@ -81,8 +98,9 @@ async def run_hub(
     on_ready: Callable[[Ready], None],
     log: Callable[[str], None],
     stop: asyncio.Event,
+    beside: Beside | None = None,
 ) -> None:
-    """Run until `stop` is set.
+    """Run until `stop` is set. Errors of `beside` end the hub and are raised.
 
     Raises:
         StoreError: the state directory, the database or the authority cannot be used.
@@ -93,15 +111,16 @@ async def run_hub(
         authority = Authority.load_or_create(config.state, clock)
         with closing(open_store(config.database or directory.database, exclusive=True)) as store:
             opened = _open_books(config, directory, store, int(clock.now()))
-            async with _working(config, opened, store, authority, clock, log) as service:
-                server = await start_server(service, authority.server_identity(), config.listen)
+            async with _working(config, opened, store, authority, clock, log) as inside:
+                server = await start_server(inside.service, authority.server_identity(), config.listen)
                 try:
                     ready = _ready(config, opened, server.address, authority.fingerprint)
                     directory.write_address(str(ready.address))
-                    on_ready(ready)
-                    await stop.wait()
+                    async with nullcontext() if beside is None else beside(inside, ready):
+                        on_ready(ready)
+                        await stop.wait()
                 finally:
-                    service.stop()
+                    inside.service.stop()
                     await server.stop()
 
 
@@ -136,7 +155,7 @@ async def _working(
     authority: Authority,
     clock: Clock,
     log: Callable[[str], None],
-) -> AsyncIterator[HubService]:
+) -> AsyncIterator[Inside]:
     """The machine, the writer and the service, at work; all ended at the end of the block."""
     machine = HubMachine(
         generation=opened.generation,
@@ -155,11 +174,12 @@ async def _working(
     door = Door(machine.node, writer, clock, barred=opened.barred, version=opened.access_version)
     mint = Mint(node_id=new_node_id, secret=new_secret)
     service = HubService(machine, writer, clock, mint, log, door)
+    inside = Inside(machine=machine, writer=writer, door=door, service=service, clock=clock, log=log)
     try:
         async with asyncio.TaskGroup() as tasks:
             working = tasks.create_task(service.run())
             try:
-                yield service
+                yield inside
             finally:
                 working.cancel()
     finally:

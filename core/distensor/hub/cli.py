@@ -9,6 +9,7 @@ import math
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from enum import IntEnum
@@ -50,19 +51,24 @@ class Exit(IntEnum):
 
 def main(argv: list[str]) -> int:
     """Run the verb; the status for the shell."""
+    return guarded("distensor hub", lambda: _run_verb(argv))
+
+
+def guarded(prog: str, run: Callable[[], int]) -> int:
+    """What `run` returns, or the status of the error that a hub ended with."""
     try:
-        return _run_verb(argv)
+        return run()
     except SystemExit as exit_:  # argparse ends this way, after --help too
         return int(exit_.code or 0)
     except ConfigError as error:
-        return _fail(error, Exit.USAGE)
+        return _fail(prog, error, Exit.USAGE)
     except StoreError as error:
-        return _fail(error, Exit.CANNOT_CREATE)
+        return _fail(prog, error, Exit.CANNOT_CREATE)
     except ControlError as error:
-        return _fail(error, Exit.UNAVAILABLE)
+        return _fail(prog, error, Exit.UNAVAILABLE)
     except BaseExceptionGroup as group:  # a defect at work: the hub stops rather than break its promises
         if taken_over := _first_of(group, SupersededError):
-            return _fail(taken_over, Exit.UNAVAILABLE)
+            return _fail(prog, taken_over, Exit.UNAVAILABLE)
         traceback.print_exception(group)
         return Exit.SOFTWARE
 
@@ -90,8 +96,8 @@ def _first_of(group: BaseExceptionGroup[BaseException], kind: type[DistensorErro
     return found if isinstance(found, kind) else None
 
 
-def _fail(error: DistensorError, status: Exit) -> int:
-    print(f"distensor hub: {error}", file=sys.stderr)
+def _fail(prog: str, error: DistensorError, status: Exit) -> int:
+    print(f"{prog}: {error}", file=sys.stderr)
     return status
 
 
@@ -156,6 +162,12 @@ def _hub_parser() -> argparse.ArgumentParser:
         epilog="`distensor hub token` makes another join token for a node, `hub backup FILE` and `hub restore FILE` "
         "keep and bring back all of a hub; `hub account`, `hub key` and `hub audit` are for a hub of several people.",
     )
+    hub_options(parser)
+    return parser
+
+
+def hub_options(parser: argparse.ArgumentParser) -> None:
+    """The options of whatever runs a hub; `config_of` reads them."""
     _state_option(parser)
     parser.add_argument(
         "--listen",
@@ -187,7 +199,6 @@ def _hub_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--exit-with-stdin", action="store_true", help="end when standard input does (for programs that start a hub)"
     )
-    return parser
 
 
 def _token_parser() -> argparse.ArgumentParser:
@@ -251,8 +262,9 @@ def _desk(options: argparse.Namespace) -> int:
     return Exit.OK
 
 
-def _hub(options: argparse.Namespace) -> int:
-    config = HubConfig(
+def config_of(options: argparse.Namespace) -> HubConfig:
+    """Raises: ConfigError: the database is not one, or its password cannot be read."""
+    return HubConfig(
         state=options.state,
         listen=options.listen,
         database=_database(options),
@@ -261,6 +273,10 @@ def _hub(options: argparse.Namespace) -> int:
         relay=options.relay or "",
         patience=replace(DEFAULT_PATIENCE, trainer_gone=options.trainer_gone),
     )
+
+
+def _hub(options: argparse.Namespace) -> int:
+    config = config_of(options)
     asyncio.run(_run(config, as_json=options.json, exit_with_stdin=options.exit_with_stdin))
     return Exit.OK
 
@@ -270,7 +286,7 @@ async def _run(config: HubConfig, *, as_json: bool, exit_with_stdin: bool) -> No
     stop_when_told(stop, with_stdin=exit_with_stdin)
 
     def on_ready(ready: Ready) -> None:
-        print(_as_json(ready) if as_json else _as_text(ready), flush=True)
+        print(json.dumps(ready_values(ready)) if as_json else ready_text(ready), flush=True)
 
     await run_hub(config, clock=SYSTEM_CLOCK, on_ready=on_ready, log=_log, stop=stop)
 
@@ -279,21 +295,21 @@ def _log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _as_json(ready: Ready) -> str:
-    return json.dumps(
-        {
-            "v": 1,
-            "event": "ready",
-            "address": str(ready.address),
-            "node_tokens": list(ready.node_tokens),
-            "trainer_token": ready.trainer_token,
-            "generation": ready.generation,
-            "authority_fingerprint": ready.fingerprint,
-        }
-    )
+def ready_values(ready: Ready) -> dict[str, object]:
+    """For `--json`."""
+    return {
+        "v": 1,
+        "event": "ready",
+        "address": str(ready.address),
+        "node_tokens": list(ready.node_tokens),
+        "trainer_token": ready.trainer_token,
+        "generation": ready.generation,
+        "authority_fingerprint": ready.fingerprint,
+    }
 
 
-def _as_text(ready: Ready) -> str:
+def ready_text(ready: Ready) -> str:
+    """For people, with the secrets that they need."""
     parts = [f"disTensor hub at {ready.address}, authority {ready.fingerprint[:16]}, start {ready.generation}"]
     if is_loopback(ready.address.host):
         parts.append("Only programs on this machine reach it; for others add --listen 0.0.0.0:50051.")
