@@ -71,6 +71,10 @@ from distensor.core.statement import (
     UnitsQuery,
     UnitState,
 )
+from distensor.hub.payouts.http_api import read_answer
+from distensor.hub.payouts.secret import Secret
+from distensor.hub.payouts.stripe import read_transfer
+from distensor.hub.payouts.webhooks import Webhooks, signature
 from distensor.hub.pki import Authority
 from distensor.proto import control_pb2 as pb
 from distensor.testing.clock import FakeClock
@@ -342,7 +346,38 @@ def _with_certificate(wish: bytes, certificate: bytes) -> bytes:
     return write_line({**json.loads(wish), "certificate": certificate.decode("latin-1")})
 
 
+def payments() -> list[Decoder]:
+    """What a payment service answers, and what it calls a hub with; the latter rightly signed, or with any header."""
+    secret, clock = Secret("whsec_x"), FakeClock()
+    at = int(clock.now())
+    transfer = {"id": "tr_1", "amount": 7, "amount_reversed": 0, "currency": "eur", "destination": "acct_1"}
+    body = json.dumps({**transfer, "transfer_group": "p1"}).encode()
+    event = json.dumps({"id": "evt_1", "type": "transfer.created", "data": {"object": json.loads(body)}}).encode()
+
+    def signed(data: bytes) -> object:
+        return Webhooks([secret], clock).read_event(data, f"t={at},v1={signature(secret, at, data)}")
+
+    def header(data: bytes) -> object:
+        return Webhooks([secret], clock).read_event(event, data.decode("latin-1"))
+
+    name, right = "hub.payouts.webhooks:Webhooks.read_event", f"t={at},v1={signature(secret, at, event)}"
+    return [
+        Decoder(name=name, decode=signed, seeds=(event,)),
+        Decoder(name=name, decode=header, seeds=(right.encode(),)),
+        Decoder(
+            name="hub.payouts.http_api:read_answer", decode=lambda data: read_answer(200, data, "2"), seeds=(body,)
+        ),
+        text("hub.payouts.http_api:read_answer", lambda wait: read_answer(429, b"{}", wait), "2"),
+        Decoder(
+            name="hub.payouts.stripe:read_transfer",
+            decode=lambda data: read_transfer(read_answer(200, data, "0").body, "p1"),
+            seeds=(body,),
+        ),
+    ]
+
+
 def decoders(folder: Path) -> list[Decoder]:
     """`folder`: an empty one of its own."""
     authority = Authority.load_or_create(folder, FakeClock())
-    return [*messages(), *words(), *files(folder, authority), *certificates(folder, authority), *relay(authority)]
+    others = [*certificates(folder, authority), *relay(authority), *payments()]
+    return [*messages(), *words(), *files(folder, authority), *others]

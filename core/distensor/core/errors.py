@@ -33,6 +33,7 @@ DistensorError
 |   +-- WorkerFailedError           a worker reported an error of its own
 |   +-- DivergedError               a loss that is not a finite number
 +-- LedgerError                     a transfer that the ledger forbids; nothing has changed
++-- PayoutError                     a payment service that did not answer, or answered what cannot be
 +-- StoreError                      a database or files
 |   +-- SupersededError             another hub writes in the same database now
 |   +-- BooksRefusedError           against a rule that the database itself keeps
@@ -180,6 +181,10 @@ class DivergedError(JobError):
 
 class LedgerError(DistensorError):
     """A transfer that the ledger forbids: not balanced, another one under the same key, or more than there is."""
+
+
+class PayoutError(DistensorError):
+    """A payment service did not answer, refused us, or said what cannot be."""
 
 
 class StoreError(DistensorError):
