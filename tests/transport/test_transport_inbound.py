@@ -100,6 +100,34 @@ def test_who_gives_up_reading_is_not_kept_waiting_by_a_rest(wire: Wire, monkeypa
             assert wire.mailbox.get(0, tag(slot), 20.0).body == b"late"
 
 
+def test_an_interrupt_amid_reading_ends_the_connection_and_says_so(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes were taken and not yet counted: whatever came next would be read as something else."""
+    receive = WireReader._receive
+
+    def interrupted(reader: WireReader, view: memoryview) -> int:
+        receive(reader, view)
+        raise KeyboardInterrupt
+
+    with ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(inbound, "_REST", 1000.0)
+        reading = pool.submit(wire.inward.run)
+        try:
+            while wire.inward._bell is None:
+                assert not reading.done()
+            with monkeypatch.context() as patched:
+                patched.setattr(WireReader, "_receive", interrupted)
+                wire.inward._reading.acquire()  # its thread keeps off until it is our turn
+                wire.send(1, b"half of a message")
+                wire.inward._reading.release()
+                with pytest.raises(KeyboardInterrupt):
+                    wire.inward.take_for(lambda: False, 20.0)
+            assert reading.result(20) == ("reading its messages was interrupted by KeyboardInterrupt", False)
+        finally:
+            wire.peer.close()
+
+
 def test_who_takes_any_hurries_the_threads_of_those_he_waits_for(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:

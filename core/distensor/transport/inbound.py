@@ -129,7 +129,8 @@ class Inbound:
     def take_for(self, done: Callable[[], bool], timeout: float | None) -> None:
         """Read what comes until `done`, unless somebody reads already or nothing comes in a moment.
 
-        Called with no lock held; `done` is asked between frames and parts of frames.
+        Called with no lock held; `done` is asked between frames and parts of frames. An exception that is no error of the
+        connection ends it all the same: nobody could say where its next frame begins.
         """
         if self._limit.active or self._end is not None or not self._reading.acquire(blocking=False):
             return
@@ -137,8 +138,15 @@ class Inbound:
             self._turns += 1
             if self._put_off is None:
                 self._read_until(done, _LONGEST if timeout is None else min(timeout, _LONGEST))
+        except BaseException as error:  # a KeyboardInterrupt: bytes may have been taken that nobody has counted
+            self._end = self._end or (f"reading its messages was interrupted by {type(error).__name__}", False)
+            raise
         finally:
             self._reading.release()
+            self._hand_back(done)
+
+    def _hand_back(self, done: Callable[[], bool]) -> None:
+        """The connection's thread goes on, at once where it has to."""
         if self._end is not None or self._put_off is not None or not done() or self._mailbox.waited_for(self._rank):
             self.resume()
         elif not self._resting and self._reader.buffered:
