@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -12,9 +14,10 @@ from test_hub_metering import NODES, claim, earned, fill, receive, unit
 
 from distensor.comm.keys import KeyKind
 from distensor.core.errors import StoreError
+from distensor.hub import stores
 from distensor.hub.administration import Clerk, add_account, create_key, set_disabled
 from distensor.hub.repository import Books, Store
-from distensor.hub.stores.address import Database
+from distensor.hub.stores.address import Database, DatabaseAddress
 from distensor.hub.stores.archives import open_archive
 from distensor.hub.stores.backup import BackedUp, restore, write_backup
 from distensor.hub.stores.opening import open_store
@@ -116,3 +119,33 @@ def test_nothing_that_is_there_is_overwritten(tmp_path: Path, state: Path) -> No
         back_up(database, state, file)
     with pytest.raises(StoreError, match="not empty"):
         restore(file, state, lambda: open_archive(database))
+
+
+def test_a_backup_that_fails_midway_says_so_and_leaves_no_part_of_itself(
+    database: Database, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part would be a file with the authority's key in it."""
+    with closing(open_store(database)) as store:
+        work(store)
+    with closing(open_archive(database)) as archive:
+        monkeypatch.setattr(type(archive), "_columns", lambda *_: ("no_such_column",))
+    with pytest.raises(StoreError, match="no_such_column"):
+        back_up(database, state, tmp_path / "backup")
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == []
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path: Path, state: Path) -> None:
+    (state / "hub.sqlite").write_bytes(b"some other file " * 100)
+    with pytest.raises(StoreError, match=r"hub\.sqlite.*not a database"):
+        back_up(state / "hub.sqlite", state, tmp_path / "backup")
+
+
+@pytest.mark.parametrize("opened", [open_store, open_archive])
+def test_without_the_driver_the_missing_package_is_named(
+    opened: Callable[[Database], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    monkeypatch.delitem(sys.modules, "distensor.hub.stores.postgres", raising=False)
+    monkeypatch.delattr(stores, "postgres", raising=False)
+    with pytest.raises(StoreError, match=r"psycopg.*pip install 'distensor\[cloud\]'"):
+        opened(DatabaseAddress(host="", port=1, user="", name="hub"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,16 @@ from distensor.hub.stores import sqlite
 from distensor.hub.stores.address import Database, DatabaseAddress
 from distensor.hub.stores.backup import Archive
 from distensor.hub.stores.migrations.upgrade import NEWEST
+from distensor.hub.stores.opening import postgres_of
+
+
+@contextmanager
+def _told(where: Database, *kinds: type[Exception]) -> Iterator[None]:
+    """What a database says becomes an error of ours."""
+    try:
+        yield
+    except kinds as error:
+        raise StoreError(f"database {where}: {str(error).strip()}") from error
 
 
 class SqliteArchive:
@@ -19,49 +30,53 @@ class SqliteArchive:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
+        with self._told():
             self._connection = sqlite.connect(path)
             self._connection.execute("BEGIN")
-        except (sqlite3.Error, OSError) as error:
-            raise StoreError(f"database {path}: {error}") from error
+
+    def _told(self) -> AbstractContextManager[None]:
+        return _told(self._path, sqlite3.Error, OSError)
 
     def revision(self) -> str:
-        present, _ = sqlite.version_of(self._connection, self._path)
+        with self._told():
+            present, _ = sqlite.version_of(self._connection, self._path)
         if present is None:
             raise StoreError(f"database {self._path} has no tables: no hub has been started on it")
         return present
 
     def tables(self) -> list[tuple[str, tuple[str, ...]]]:
-        names = self._connection.execute(
-            "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY rowid"
-        ).fetchall()
-        return [(name, self._columns(name)) for (name,) in names]
+        with self._told():
+            names = self._connection.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY rowid"
+            ).fetchall()
+            return [(name, self._columns(name)) for (name,) in names]
 
     def _columns(self, table: str) -> tuple[str, ...]:
         rows = self._connection.execute("SELECT name FROM pragma_table_info(?) ORDER BY cid", (table,))
         return tuple(name for (name,) in rows)
 
     def rows(self, table: str, columns: Sequence[str]) -> Iterator[Sequence[Any]]:
-        return self._connection.execute(f"SELECT {', '.join(columns)} FROM {table}")
+        with self._told():
+            yield from self._connection.execute(f"SELECT {', '.join(columns)} FROM {table}")
 
     def prepare(self, revision: str) -> None:
-        self._connection.execute("COMMIT")
-        if sqlite.version_of(self._connection, self._path)[0] is not None:
-            raise StoreError(f"database {self._path} has tables already: a backup is restored into a new one")
-        sqlite.prepare(self._connection, self._path, revision)
-        self._connection.execute("BEGIN IMMEDIATE")
+        with self._told():
+            self._connection.execute("COMMIT")
+            if sqlite.version_of(self._connection, self._path)[0] is not None:
+                raise StoreError(f"database {self._path} has tables already: a backup is restored into a new one")
+            sqlite.prepare(self._connection, self._path, revision)
+            self._connection.execute("BEGIN IMMEDIATE")
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterator[Sequence[Any]]) -> None:
-        names = _known(columns, self._columns(table), table)
-        marks = ", ".join("?" * len(columns))
-        try:
+        with self._told():
+            names = _known(columns, self._columns(table), table)
+            marks = ", ".join("?" * len(columns))
             self._connection.executemany(f"INSERT INTO {table} ({names}) VALUES ({marks})", rows)
-        except sqlite3.Error as error:
-            raise StoreError(f"database {self._path}: {error}") from error
 
     def finish(self) -> None:
-        self._connection.execute("COMMIT")
-        sqlite.prepare(self._connection, self._path, NEWEST)
+        with self._told():
+            self._connection.execute("COMMIT")
+            sqlite.prepare(self._connection, self._path, NEWEST)
 
     def close(self) -> None:
         self._connection.close()
@@ -71,28 +86,28 @@ class PostgresArchive:
     """An `Archive` of a database. Reads as of one moment, beside a hub that writes."""
 
     def __init__(self, address: DatabaseAddress) -> None:
-        import psycopg
-
-        from distensor.hub.stores import postgres
-
-        self._driver, self._postgres, self._address = psycopg, postgres, address
-        try:
-            self._connection = postgres.connect(address)
+        self._postgres, self._address = postgres_of(address), address
+        with self._told():
+            self._connection = self._postgres.connect(address)
             self._connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-        except psycopg.Error as error:
-            raise StoreError(f"database {address}: {error}") from error
+
+    def _told(self) -> AbstractContextManager[None]:
+        return _told(self._address, self._postgres.psycopg.Error)
 
     def revision(self) -> str:
-        present = self._postgres.version_of(self._connection, str(self._address))
+        with self._told():
+            present: str | None = self._postgres.version_of(self._connection, str(self._address))
         if present is None:
             raise StoreError(f"database {self._address} has no tables: no hub has been started on it")
         return present
 
     def tables(self) -> list[tuple[str, tuple[str, ...]]]:
-        names = self._connection.execute(
-            "SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace ORDER BY oid"
-        ).fetchall()
-        return [(name, self._columns(name)) for (name,) in names]
+        with self._told():
+            names = self._connection.execute(
+                "SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace "
+                "ORDER BY oid"
+            ).fetchall()
+            return [(name, self._columns(name)) for (name,) in names]
 
     def _columns(self, table: str) -> tuple[str, ...]:
         rows = self._connection.execute(
@@ -103,26 +118,25 @@ class PostgresArchive:
         return tuple(name for (name,) in rows)
 
     def rows(self, table: str, columns: Sequence[str]) -> Iterator[Sequence[Any]]:
-        with self._connection.cursor(name="backup") as cursor:
+        with self._told(), self._connection.cursor(name="backup") as cursor:
             cursor.execute(f"SELECT {', '.join(columns)} FROM {table}".encode())
             yield from cursor
 
     def prepare(self, revision: str) -> None:
-        self._connection.execute("COMMIT")
-        if self._postgres.version_of(self._connection, str(self._address)) is not None:
-            raise StoreError(f"database {self._address} has tables already: a backup is restored into a new one")
-        self._postgres.prepare(self._connection, str(self._address), revision)
-        self._connection.execute("BEGIN")
+        with self._told():
+            self._connection.execute("COMMIT")
+            if self._postgres.version_of(self._connection, str(self._address)) is not None:
+                raise StoreError(f"database {self._address} has tables already: a backup is restored into a new one")
+            self._postgres.prepare(self._connection, str(self._address), revision)
+            self._connection.execute("BEGIN")
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterator[Sequence[Any]]) -> None:
-        names = _known(columns, self._columns(table), table)
-        marks = ", ".join(["%s"] * len(columns))
-        try:
+        with self._told():
+            names = _known(columns, self._columns(table), table)
+            marks = ", ".join(["%s"] * len(columns))
             with self._connection.cursor() as cursor:
                 cursor.executemany(f"INSERT INTO {table} ({names}) VALUES ({marks})".encode(), rows)
                 self._count_on(table, cursor)
-        except self._driver.Error as error:
-            raise StoreError(f"database {self._address}: {error}") from error
 
     def _count_on(self, table: str, cursor: Any) -> None:
         """Numbers that the database gives go on after those that were restored."""
@@ -138,8 +152,9 @@ class PostgresArchive:
             )
 
     def finish(self) -> None:
-        self._connection.execute("COMMIT")
-        self._postgres.prepare(self._connection, str(self._address), NEWEST)
+        with self._told():
+            self._connection.execute("COMMIT")
+            self._postgres.prepare(self._connection, str(self._address), NEWEST)
 
     def close(self) -> None:
         self._connection.close()

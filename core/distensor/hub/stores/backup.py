@@ -95,8 +95,9 @@ def write_backup(archive: Archive, state: Path, target: Path) -> BackedUp:
             os.fsync(raw.fileno())
         part.rename(target)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise StoreError(f"backup {target}: {error}") from error
+    finally:  # it holds the authority's key: whatever went wrong, nothing of it stays
+        part.unlink(missing_ok=True)
     return done
 
 

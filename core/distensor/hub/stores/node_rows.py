@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from distensor.core.control import NodeInfo
 from distensor.core.ids import AccountId, Generation, KeyId, NodeId
 from distensor.hub.record_json import info_from_json, info_to_json
 from distensor.hub.records import NodeRecord, TokenRecord
@@ -65,3 +66,6 @@ class NodeRows(Rows):
             "account = excluded.account, joined_by = excluded.joined_by",
             (node.node_id, node.secret_hash, info_to_json(node.info), node.account, node.joined_by),
         )
+
+    def save_info(self, node_id: NodeId, info: NodeInfo) -> None:
+        self._run("UPDATE nodes SET info = ? WHERE node_id = ?", (info_to_json(info), node_id))

@@ -1,12 +1,13 @@
-"""Open the books wherever they are."""
+"""Open the books wherever they are, whole for a backup too."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 
 from distensor.core.errors import StoreError
 from distensor.hub.repository import Store
-from distensor.hub.stores.address import Database
+from distensor.hub.stores.address import Database, DatabaseAddress
 from distensor.hub.stores.sqlite import SqliteStore
 
 
@@ -18,10 +19,20 @@ def open_store(database: Database, *, exclusive: bool = False) -> Store:
     """
     if isinstance(database, Path):
         return SqliteStore(database)
+    store: Store = postgres_of(database).PostgresStore(database, exclusive=exclusive)
+    return store
+
+
+def postgres_of(database: DatabaseAddress) -> ModuleType:
+    """The module for PostgreSQL, which needs a driver that not everybody has.
+
+    Raises:
+        StoreError: the driver is not installed.
+    """
     try:
-        from distensor.hub.stores.postgres import PostgresStore
+        from distensor.hub.stores import postgres
     except ImportError as error:
         raise StoreError(
             f"{database} needs the driver psycopg, which is not installed: pip install 'distensor[cloud]'"
         ) from error
-    return PostgresStore(database, exclusive=exclusive)
+    return postgres
