@@ -100,9 +100,7 @@ def test_who_gives_up_reading_is_not_kept_waiting_by_a_rest(wire: Wire, monkeypa
             assert wire.mailbox.get(0, tag(slot), 20.0).body == b"late"
 
 
-def test_an_interrupt_amid_reading_ends_the_connection_and_says_so(
-    wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_amid_reading_ends_the_connection_and_says_so(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes were taken and not yet counted: whatever came next would be read as something else."""
     receive = WireReader._receive
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from distensor.core.errors import ConfigError, PeerLostError, TransportTimeoutError
 from distensor.core.ids import DRIVER_RANK
+from distensor.testing.clock import FakeClock
 from distensor.transport import Channel, LinkStats, Message, Tag, Timeouts
 from distensor.transport.exchange import group_slot
 from distensor.transport.flat import Target, even_pieces, flat_source, split_rows
@@ -69,6 +71,20 @@ def test_who_takes_any_reads_only_where_nothing_is_there_and_gets_what_he_has_re
     assert read == []
     assert mailbox.get_any(Channel.CONTROL, 0, None, bring) == (2, TWO, word("read"))
     assert read == [False, True]
+
+
+def test_reading_for_oneself_is_part_of_the_time_that_one_waits() -> None:
+    clock = FakeClock()
+    mailbox = Mailbox(queued_limit=1 << 20, clock=clock)
+
+    def fruitless(_over: Callable[[], bool], timeout: float | None) -> None:
+        assert timeout == 30.0
+        clock.advance(30.0)
+
+    with ThreadPoolExecutor(1) as pool, pytest.raises(TransportTimeoutError, match="waited 30 s"):
+        pool.submit(mailbox.get, 0, ONE, 30.0, (), fruitless).result(20.0)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(TransportTimeoutError, match="waited 30 s"):
+        pool.submit(mailbox.get_any, Channel.CONTROL, 30.0, None, fruitless).result(20.0)
 
 
 def test_who_floods_has_to_wait_until_somebody_reads() -> None:

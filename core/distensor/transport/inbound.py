@@ -129,8 +129,8 @@ class Inbound:
     def take_for(self, done: Callable[[], bool], timeout: float | None) -> None:
         """Read what comes until `done`, unless somebody reads already or nothing comes in a moment.
 
-        Called with no lock held; `done` is asked between frames and parts of frames. An exception that is no error of the
-        connection ends it all the same: nobody could say where its next frame begins.
+        Called with no lock held; `done` is asked between frames and parts of frames. An exception that is no error of
+        the connection ends it all the same: nobody could say where its next frame begins.
         """
         if self._limit.active or self._end is not None or not self._reading.acquire(blocking=False):
             return

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from distensor.core.clock import SYSTEM_CLOCK, Clock
 from distensor.core.errors import PeerLostError, TransportTimeoutError
 from distensor.transport.types import Channel, Message, Tag, peer_name
 
@@ -24,7 +25,6 @@ def _nobody_reads(_over: Callable[[], bool], _timeout: float | None) -> None:
 class _Waiter:
     """A thread asleep until its message arrives or a peer it depends on is lost."""
 
-    wants: Callable[[int, Tag], bool]
     concerns: Callable[[int], bool]
     woken: threading.Lock = field(default_factory=threading.Lock)
     arrival: Arrival | None = None
@@ -40,11 +40,19 @@ class _Waiter:
         return self.arrival is not None or self.lost is not None
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class _AnyWaiter(_Waiter):
+    """One that takes what it wants of several peers and tags."""
+
+    wants: Callable[[int, Tag], bool]
+
+
 class Mailbox:
     """Messages in, messages out; a lost peer wakes every waiter that needs it."""
 
-    def __init__(self, *, queued_limit: int) -> None:
+    def __init__(self, *, queued_limit: int, clock: Clock = SYSTEM_CLOCK) -> None:
         self._queued_limit = queued_limit
+        self._clock = clock
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._held: set[int] = set()
@@ -52,7 +60,7 @@ class Mailbox:
         self._queued_bytes: dict[int, int] = {}
         self._lost: dict[int, str] = {}
         self._exact: dict[Key, deque[_Waiter]] = {}
-        self._open: list[_Waiter] = []
+        self._open: list[_AnyWaiter] = []
 
     def offer(self, peer: int, tag: Tag, message: Message) -> bool:
         """`put` for whoever may not wait; False where there is no room."""
@@ -132,11 +140,10 @@ class Mailbox:
                 return self._dequeue(key)
             for each in (peer, *needed):
                 self._raise_if_lost(each)
-            waiter = _Waiter(wants=lambda *_: True, concerns=lambda lost: lost == peer or lost in needed)
+            waiter = _Waiter(concerns=lambda lost: lost == peer or lost in needed)
             self._exact.setdefault(key, deque()).append(waiter)
             self._tell_held()
-        read(waiter.over, timeout)
-        return self._await(waiter, timeout, f"{peer_name(peer)} to send {tag}")[2]
+        return self._await(waiter, timeout, read, f"{peer_name(peer)} to send {tag}")[2]
 
     def poll(self, peer: int, tag: Tag) -> Message | None:
         """The next message of `peer` with `tag` if it is there."""
@@ -165,11 +172,10 @@ class Mailbox:
             for peer in self._lost:
                 if concerns(peer):
                     self._raise_if_lost(peer)
-            waiter = _Waiter(wants=wants, concerns=concerns)
+            waiter = _AnyWaiter(wants=wants, concerns=concerns)
             self._open.append(waiter)
             self._tell_held()
-        read(waiter.over, timeout)
-        return self._await(waiter, timeout, f"a message on {channel.name.lower()}")
+        return self._await(waiter, timeout, read, f"a message on {channel.name.lower()}")
 
     def _dequeue(self, key: Key) -> Message:
         queue = self._queues[key]
@@ -180,8 +186,11 @@ class Mailbox:
         self._tell_held()
         return message
 
-    def _await(self, waiter: _Waiter, timeout: float | None, what: str) -> Arrival:
-        woken = waiter.woken.acquire(timeout=-1 if timeout is None else max(timeout, 0.0))
+    def _await(self, waiter: _Waiter, timeout: float | None, read: Read, what: str) -> Arrival:
+        """Let the caller read for himself, and wait; both together for `timeout` seconds."""
+        until = None if timeout is None else self._clock.monotonic() + timeout
+        read(waiter.over, timeout)
+        woken = waiter.woken.acquire(timeout=-1 if until is None else max(until - self._clock.monotonic(), 0.0))
         if not woken:
             with self._lock:
                 self._forget(waiter)
@@ -192,7 +201,7 @@ class Mailbox:
         raise TransportTimeoutError(f"waited {timeout:g} s for {what}; nothing came")
 
     def _forget(self, waiter: _Waiter) -> None:
-        if waiter in self._open:
+        if isinstance(waiter, _AnyWaiter) and waiter in self._open:
             self._open.remove(waiter)
         for key, waiters in list(self._exact.items()):
             if waiter in waiters:
@@ -207,7 +216,7 @@ class Mailbox:
                 return False
             self._lost[peer] = reason
             self._tell_held()
-            waiters = [*self._open, *(waiter for queue in self._exact.values() for waiter in queue)]
+            waiters: list[_Waiter] = [*self._open, *(waiter for queue in self._exact.values() for waiter in queue)]
             for waiter in waiters:
                 if waiter.concerns(peer):
                     self._forget(waiter)
