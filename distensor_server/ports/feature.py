@@ -7,8 +7,9 @@ time: a forwarding is renewed at half of it, so that of a machine that vanishes 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from distensor.core.reading import Reading, Unavailable
@@ -48,6 +49,10 @@ class OpenPorts(Feature):
         self._router: Router | None = None
         self._opened = Opened()
         self._changed = asyncio.Event()
+        self._turn = threading.Lock()
+        """Held while the router is asked for one forwarding: the end waits for that, and nothing opens after it."""
+        self._asked: set[int] = set()
+        self._ended = False
 
     def sections(self) -> Mapping[str, SectionBuilder]:
         return {"ports": self._section}
@@ -72,8 +77,10 @@ class OpenPorts(Feature):
 
     def close(self) -> None:
         """Take back what is open. A router that has gone meanwhile costs some seconds of the end."""
+        with self._turn:
+            self._ended = True
         if self._router is not None:
-            _withdraw(self._router, self._opened.ports)
+            _withdraw(self._router, sorted(self._asked | set(self._opened.ports)))
 
     async def _run(self) -> None:
         while True:
@@ -82,7 +89,7 @@ class OpenPorts(Feature):
             now = Opened() if wanted is None else await asyncio.to_thread(self._open, range(wanted[0], wanted[1] + 1))
             surplus = [port for port in self._opened.ports if port not in now.ports]
             if surplus and self._router is not None:
-                await asyncio.to_thread(_withdraw, self._router, surplus)
+                await asyncio.to_thread(self._take_back, self._router, surplus)
             self._note(now)
             await self._sleep(None if wanted is None else AGAIN_SECONDS if now.trouble else LEASE_SECONDS / 2)
 
@@ -100,7 +107,8 @@ class OpenPorts(Feature):
         """In a thread: it blocks."""
         found = self._find()
         if isinstance(found, Unavailable):
-            return Opened(trouble=(found.reason,))
+            kept = tuple(port for port in self._opened.ports if port in ports)  # they may be in use
+            return replace(self._opened, ports=kept, trouble=(found.reason,))
         self._router = found
         host = self._node.address.current
         if host not in EVERYWHERE and host != found.lan_address:
@@ -110,7 +118,7 @@ class OpenPorts(Feature):
                     f"0.0.0.0 or --host {found.lan_address}",
                 )
             )
-        answers = {port: found.forward(port, LEASE_SECONDS) for port in ports}
+        answers = self._forward(found, ports)
         external = found.external_address()
         failed = [answer.reason for answer in (*answers.values(), external) if isinstance(answer, Unavailable)]
         open_ports = {port: answer for port, answer in answers.items() if not isinstance(answer, Unavailable)}
@@ -120,6 +128,21 @@ class OpenPorts(Feature):
             lasting=0 in open_ports.values(),
             trouble=tuple(failed),
         )
+
+    def _forward(self, router: Router, ports: Sequence[int]) -> dict[int, Reading[int]]:
+        answers: dict[int, Reading[int]] = {}
+        for port in ports:
+            with self._turn:
+                if self._ended:
+                    break
+                self._asked.add(port)
+                answers[port] = router.forward(port, LEASE_SECONDS)
+        return answers
+
+    def _take_back(self, router: Router, ports: Sequence[int]) -> None:
+        with self._turn:
+            _withdraw(router, ports)
+            self._asked.difference_update(ports)
 
     def _note(self, now: Opened) -> None:
         before, self._opened = self._opened, now

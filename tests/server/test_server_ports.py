@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,6 +166,40 @@ async def test_without_a_router_the_node_works_and_says_why_nothing_is_open(tmp_
         await running.connected()
         await eventually(lambda: ports(running)["trouble"] == ["no router answers"], "the reason")
         assert "no router answers" in events(running)
+
+
+@pytest.mark.asyncio
+async def test_a_search_that_fails_later_leaves_open_what_is_in_use(tmp_path: Path, router: FakeRouter) -> None:
+    home, config = Home(router), tmp_path / "config.toml"
+    config.write_text("worker_port_first = 52000\nworker_ports = 3\nopen_ports = true\n")
+    async with supervisor_running(tmp_path, all_features=with_home(home.find), config_file=config) as running:
+        await eventually(lambda: ports(running)["open"] == PORTS, "open ports")
+        home.there = False
+        config.write_text("worker_port_first = 52000\nworker_ports = 2\nopen_ports = true\n")
+        running.supervisor.reload()
+        await eventually(lambda: ports(running)["trouble"] == ["no router answers"], "the reason")
+        assert ports(running)["open"] == sorted(router.mapped) == PORTS[:2], "what is wanted no longer is closed"
+        assert router.external in running.supervisor.node.outside
+    assert router.mapped == {}
+
+
+@pytest.mark.asyncio
+async def test_what_the_router_opens_while_the_node_ends_is_closed_too(tmp_path: Path, router: FakeRouter) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    class Slow(UpnpRouter):
+        def forward(self, port: int, seconds: int) -> Reading[int]:
+            asked.set()
+            assert go_on.wait(20)
+            return super().forward(port, seconds)
+
+    session = miniupnpc.UPnP()
+    session.selectigd(router.url)
+    async with supervisor_running(tmp_path, all_features=with_home(lambda: Slow(session)), overrides=ON):
+        await eventually(asked.is_set, "the first question")
+        threading.Timer(0.5, go_on.set).start()
+    await eventually(lambda: router.mapped == {}, "no port left open")
+    assert router.asked.count("DeletePortMapping") >= 1
 
 
 # -- the range -------------------------------------------------------------------------------------------------------
