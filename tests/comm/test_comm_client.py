@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,6 @@ async def test_errors_of_the_hub_arrive_with_their_words(tmp_path: Path) -> None
         for call, kind, words in calls:
             with pytest.raises(kind, match=words):
                 await asyncio.to_thread(call)
+        mine, _ = await asyncio.to_thread(client.submit_job, replace(spec(), wait=True))
+        with pytest.raises(HubProtocolError, match="expected finished, failed or cancelled"):
+            await asyncio.to_thread(client.end_job, mine, JobState.PLACED)

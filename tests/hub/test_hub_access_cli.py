@@ -7,15 +7,17 @@ import io
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_kit import HubProcess, WordNode, until
+from hub_kit import HubProcess, WordNode, spec, until
 
 from distensor.comm import HubClient, LinkState
 from distensor.comm.keys import decode_key
 from distensor.comm.tokens import decode_token
+from distensor.core.control import JobState
 from distensor.core.errors import AuthenticationError
 from distensor.hub import cli, jobs_cli
 
@@ -169,6 +171,37 @@ async def test_what_the_operator_revokes_a_running_hub_shows_out(desk: Desk, tmp
     used = {one["key"]: one["last_used_at"] for one in desk.json("key", "list")["keys"]}
     assert all(used.values())
     assert "authenticate" in {one["action"] for one in desk.json("audit")["entries"]}
+
+
+def test_join_tokens_are_for_accounts_that_may_lend_machines_and_are_written_down(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    desk = Desk(state, capsys)
+    desk.json("account", "add", "rigs", "--provider")
+    desk.json("account", "add", "lab", "--trainer")
+    assert len(desk.json("token", "--account", "rigs", "--count", "2")["node_tokens"]) == 2
+    newest = desk.json("audit")["entries"][0]
+    assert (newest["actor"], newest["action"], newest["target"]) == ("operator", "token create", "rigs")
+    assert "lends no machines" in desk.fails("token", "--account", "lab")
+    desk.json("account", "disable", "rigs")
+    assert "rigs is disabled" in desk.fails("token", "--account", "rigs")
+    assert "no account 'gone'" in desk.fails("token", "--account", "gone")
+
+
+def test_a_job_that_had_ended_is_not_called_cancelled(
+    hub: HubProcess, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DISTENSOR_TOKEN", raising=False)
+    state = ["--state", str(hub.state)]
+    with HubClient(hub.ready["trainer_token"]) as client:
+        done, open_ = (client.submit_job(replace(spec(submission=name), wait=True))[0] for name in ("a", "b"))
+        client.end_job(done, JobState.FINISHED)
+    assert jobs_cli.main(["cancel", done, *state]) == 0
+    assert capsys.readouterr().out == f"Job {done} had ended already: it is finished.\n"
+    assert jobs_cli.main(["cancel", open_, *state]) == 0
+    assert capsys.readouterr().out == f"Job {open_} is cancelled.\n"
+    assert jobs_cli.main(["cancel", open_, "--json", *state]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "cancelled"
 
 
 def test_jobs_are_asked_of_the_hub_on_this_machine(

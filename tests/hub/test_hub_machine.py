@@ -21,7 +21,7 @@ from distensor.core.errors import (
     PlacementError,
 )
 from distensor.core.ids import Epoch, JobId, Rank
-from distensor.hub.effects import Disconnect, Publish, SaveJob, SaveNode, SaveRank, Send, SessionId, SpendToken
+from distensor.hub.effects import Disconnect, Publish, SaveInfo, SaveJob, SaveRank, Send, SessionId, SpendToken
 
 # Membership
 
@@ -96,10 +96,10 @@ def test_a_node_that_accepts_nothing_offers_nothing() -> None:
 def test_a_new_description_is_kept_and_the_same_one_is_not_written_again() -> None:
     hub = Hub()
     session, effects = hub.join(A, slots=2)
-    assert not [effect for effect in effects if isinstance(effect, SaveNode)]
+    assert not [effect for effect in effects if isinstance(effect, SaveInfo)]
     changed = Heartbeat(sequence=1, info=info("atlas-1", slots=5))
     effects = hub.machine.beat(session, changed, hub.now, 0.0)
-    assert [effect.node.info.devices[0].slots for effect in effects if isinstance(effect, SaveNode)] == [5]
+    assert [effect.info.devices[0].slots for effect in effects if isinstance(effect, SaveInfo)] == [5]
     assert hub.mesh().available_workers == 5
 
 

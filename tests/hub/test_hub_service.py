@@ -11,17 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_kit import HubProcess, WordNode, spec, until
+from hub_kit import HubProcess, WordNode, info, spec, until
 
 from distensor.comm import HubClient, LinkState
 from distensor.comm.address import HubAddress
+from distensor.comm.messages import Heartbeat
 from distensor.core.clock import SYSTEM_CLOCK
 from distensor.core.control import JobState, TakeOver
 from distensor.core.errors import HubUnreachableError, JobHeldError, PlacementError
+from distensor.core.ids import Generation, NodeId
 from distensor.hub.accounts import MAIN, Quota
 from distensor.hub.administration import Clerk, set_quota
 from distensor.hub.app import HubConfig, Ready, run_hub
+from distensor.hub.effects import SaveInfo, SessionId
 from distensor.hub.machine import Patience
+from distensor.hub.membership import Membership
+from distensor.hub.records import NodeRecord
+from distensor.hub.service import save_all
 from distensor.hub.stores.books import SqlBooks
 from distensor.hub.stores.sqlite import SqliteStore
 
@@ -190,3 +196,19 @@ async def test_the_limits_of_accounts_are_in_force_from_the_first_moment_after_a
     await asyncio.gather(linking, return_exceptions=True)
     hub.stop.set()
     await hub.task
+
+
+async def test_what_a_node_says_of_itself_does_not_undo_a_new_credential(tmp_path: Path) -> None:
+    """Both are on their way to the books where a machine has joined again while its old stream goes on."""
+    node = NodeId("n_a")
+    old = NodeRecord(node_id=node, secret_hash="old", info=replace(info("atlas"), node_id=node))
+    members = Membership(generation=Generation(1), nodes=[old], silence=10.0, now=0.0)
+    members.join(SessionId(1), node, old.info, 0.0)
+    said = Heartbeat(sequence=1, accepting=True, info=replace(old.info, version="9.9"))
+    effects = members.beat(SessionId(1), said, 1.0, 1.0)
+    with closing(SqliteStore(tmp_path / "hub.sqlite")) as store, store.transaction() as books:
+        books.save_node(old)
+        books.save_node(replace(old, secret_hash="new"))
+        save_all(books, [effect for effect in effects if isinstance(effect, SaveInfo)])
+        [kept] = books.snapshot().nodes
+    assert (kept.secret_hash, kept.info.version) == ("new", "9.9")

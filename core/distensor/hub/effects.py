@@ -6,16 +6,19 @@ from dataclasses import dataclass
 from typing import NewType, TypeAlias
 
 from distensor.comm.messages import HubToNode, Rejected
-from distensor.core.control import JobUpdate
-from distensor.core.ids import Epoch, JobId
+from distensor.core.control import JobUpdate, NodeInfo
+from distensor.core.ids import Epoch, JobId, NodeId
 from distensor.hub.records import JobRecord, NodeRecord, RankRecord
 
 SessionId = NewType("SessionId", int)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SaveNode:
-    node: NodeRecord
+class SaveInfo:
+    """What a node says of itself. Its credential is another's to write: one that is queued must not undo a new one."""
+
+    node_id: NodeId
+    info: NodeInfo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,5 +68,5 @@ class Note:
     text: str
 
 
-Save: TypeAlias = SaveNode | SaveJob | SaveRank | SpendToken
+Save: TypeAlias = SaveInfo | SaveJob | SaveRank | SpendToken
 Effect: TypeAlias = Save | Send | Disconnect | Publish | Note

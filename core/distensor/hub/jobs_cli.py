@@ -19,7 +19,7 @@ from distensor.comm.client import HubClient
 from distensor.comm.tokens import JoinToken, Role
 from distensor.core.commandline import Exit, UsageParser, status_of
 from distensor.core.control import JobState
-from distensor.core.errors import ConfigError
+from distensor.core.errors import ConfigError, NotAllowedError
 from distensor.core.ids import JobId, is_valid_name
 from distensor.core.job_report import JobQuery, JobSummary, jobs_table
 from distensor.hub.place import place_of
@@ -122,8 +122,17 @@ def _explain(client: HubClient, options: argparse.Namespace) -> str:
 
 
 def _cancel(client: HubClient, options: argparse.Namespace) -> str:
+    """The hub leaves a job alone that has ended, so what it is afterwards may be something else."""
     client.end_job(options.job, JobState.CANCELLED, options.reason)
-    return json.dumps({"v": 1, "job": options.job}) if options.json else f"Job {options.job} is cancelled."
+    try:
+        state = client.explain_job(options.job).job.state
+    except NotAllowedError:  # a key that may end jobs and not read them
+        return json.dumps({"v": 1, "job": options.job}) if options.json else f"Job {options.job} has ended."
+    if options.json:
+        return json.dumps({"v": 1, "job": options.job, "state": state.value})
+    if state is not JobState.CANCELLED:
+        return f"Job {options.job} had ended already: it is {state.value}."
+    return f"Job {options.job} is cancelled."
 
 
 def _values(job: JobSummary) -> dict[str, Any]:

@@ -304,7 +304,7 @@ class HubMachine:
 
     def _start(self, job: JobRecord, now: float, *, new: bool) -> list[Effect]:
         self._remember(job, now)
-        self._schedule.ended(job.job_id)
+        self._schedule.waits_no_longer(job.job_id)
         effects: list[Effect] = [SaveJob(job=job, new=new, new_epoch=not new)]
         sessions = dict(self._sessions(job))
         effects += [
@@ -423,7 +423,7 @@ class HubMachine:
     def _finish(self, job: JobRecord) -> list[Effect]:
         self._jobs[job.job_id] = job
         self._live.discard(job.job_id)
-        self._schedule.ended(job.job_id)
+        self._schedule.waits_no_longer(job.job_id)
         self._ended.append(job.job_id)
         while len(self._ended) > MOST_ENDED:
             del self._jobs[self._ended.popleft()]

@@ -14,7 +14,7 @@ from distensor.comm.messages import Heartbeat, HeartbeatAnswer, Rejected
 from distensor.core.control import Earnings, Mesh, MeshNode, NodeInfo
 from distensor.core.ids import DeviceId, Generation, NodeId
 from distensor.core.reading import Unavailable
-from distensor.hub.effects import Disconnect, Effect, Note, SaveNode, Send, SessionId, SpendToken
+from distensor.hub.effects import Disconnect, Effect, Note, SaveInfo, Send, SessionId, SpendToken
 from distensor.hub.placement import DeviceOffer, NodeOffer, site_of
 from distensor.hub.records import NodeRecord
 
@@ -166,7 +166,7 @@ def _describe(node: _Node, info: NodeInfo) -> list[Effect]:
     if info == node.record.info:
         return []
     node.record = replace(node.record, info=info)
-    return [SaveNode(node=node.record)]
+    return [SaveInfo(node_id=node.record.node_id, info=info)]
 
 
 def _by_name(node: _Node) -> tuple[str, NodeId]:

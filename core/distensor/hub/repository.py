@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from distensor.core.control import Earnings
+from distensor.core.control import Earnings, NodeInfo
 from distensor.core.ids import Epoch, Generation, JobId, NodeId
 from distensor.core.statement import Statement, StatementQuery, UnitsPage, UnitsQuery
 from distensor.hub.access_books import AccessBooks
@@ -41,6 +41,9 @@ class Books(UnitBooks, AccessBooks, Protocol):
         """The tokens that this node used cannot be used again."""
 
     def save_node(self, node: NodeRecord) -> None: ...
+
+    def save_info(self, node_id: NodeId, info: NodeInfo) -> None:
+        """What a known node says of itself; all else of it stays."""
 
     def insert_job(self, job: JobRecord) -> None: ...
 

@@ -55,8 +55,8 @@ class Schedule:
         """There may be more room than before."""
         self._freed += 1
 
-    def ended(self, job_id: JobId) -> None:
-        """The job waits no longer and holds no place any more."""
+    def waits_no_longer(self, job_id: JobId) -> None:
+        """The job has its places now, or needs none any more."""
         self._waiting.remove(job_id)
         self.freed()
 

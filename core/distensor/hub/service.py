@@ -40,8 +40,8 @@ from distensor.hub.effects import (
     Note,
     Publish,
     Save,
+    SaveInfo,
     SaveJob,
-    SaveNode,
     SaveRank,
     Send,
     SessionId,
@@ -59,7 +59,7 @@ T = TypeVar("T")
 TICK_SECONDS = 0.5
 RETURN_SECONDS = 6.0
 """How long a hub that has just begun leaves the trainers of its jobs to come back, before others take them over."""
-_SAVES = (SaveNode, SaveJob, SaveRank, SpendToken)
+_SAVES = (SaveInfo, SaveJob, SaveRank, SpendToken)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -359,7 +359,7 @@ class HubService:
             if not delivered.done():
                 delivered.set_result(None)
 
-        committed = self._writer.submit(lambda books: _save_all(books, saves)) if saves else _nothing()
+        committed = self._writer.submit(lambda books: save_all(books, saves)) if saves else _nothing()
         self._deliveries.put_nowait((committed, deliver))
         return delivered
 
@@ -401,11 +401,12 @@ def _nothing() -> asyncio.Future[None]:
     return done
 
 
-def _save_all(books: Books, saves: Iterable[Save]) -> None:
+def save_all(books: Books, saves: Iterable[Save]) -> None:
+    """Write the records among a machine's effects."""
     for save in saves:
         match save:
-            case SaveNode():
-                books.save_node(save.node)
+            case SaveInfo():
+                books.save_info(save.node_id, save.info)
             case SaveJob(new=True):
                 books.insert_job(save.job)
             case SaveJob(new_epoch=True):

@@ -5,16 +5,18 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from distensor.comm.address import parse_address
+from distensor.comm.keys import KeyKind
 from distensor.comm.tokens import JoinToken, Role
 from distensor.core.clock import Clock
-from distensor.core.errors import StoreError
+from distensor.core.errors import ConfigError, StoreError
 from distensor.core.ids import AccountId
 from distensor.hub import access
+from distensor.hub.access_books import AccessBooks
 from distensor.hub.accounts import MAIN
-from distensor.hub.administration import account_of
+from distensor.hub.administration import Clerk, account_of
+from distensor.hub.audit import OPERATOR
 from distensor.hub.hashing import new_secret
-from distensor.hub.pki import Authority
+from distensor.hub.place import place_of
 from distensor.hub.state_directory import StateDirectory
 from distensor.hub.stores.address import DatabaseAddress
 from distensor.hub.stores.opening import open_store
@@ -27,21 +29,30 @@ def make_node_tokens(
 
     Raises:
         StoreError: no hub has run on this state directory, or it cannot be read or written.
-        ConfigError: there is no such account.
+        ConfigError: there is no such account, it is disabled, or it lends no machines.
     """
     directory = StateDirectory(state)
-    try:
-        address = parse_address(directory.address_file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise StoreError(f"state directory {state}: no hub has been started on it yet ({error.strerror})") from error
-    fingerprint = Authority.load_or_create(state, clock).fingerprint
+    place = place_of(directory)
+    if place is None:
+        raise StoreError(f"state directory {state}: no hub has been started on it yet")
     secrets = [new_secret() for _ in range(count)]
+    clerk = Clerk(actor=OPERATOR, now=int(clock.now()))
     with closing(open_store(database or directory.database)) as store, store.transaction() as books:
-        if account != MAIN:
-            account_of(books, account)
+        _require_provider(books, account)
         for secret in secrets:
             books.save_token(access.token_for(secret, Role.NODE, "node", AccountId(account)))
+        if secrets:
+            clerk.write(books, "token create", account, f"{count} for nodes")
     return [
-        JoinToken(address=address, fingerprint=fingerprint, role=Role.NODE, secret=secret).encode()
+        JoinToken(address=place.address, fingerprint=place.fingerprint, role=Role.NODE, secret=secret).encode()
         for secret in secrets
     ]
+
+
+def _require_provider(books: AccessBooks, name: str) -> None:
+    account = account_of(books, name)
+    if account.disabled:
+        raise ConfigError(f"account {name} is disabled; `distensor hub account enable {name}` lets it in again")
+    if KeyKind.PROVIDER not in account.kinds:
+        kinds = ", ".join(sorted(account.kinds))
+        raise ConfigError(f"account {name} is for {kinds}, and lends no machines; choose one with kind provider")

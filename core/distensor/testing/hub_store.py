@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from distensor.core.control import Earnings, UnitKey
+from distensor.core.control import Earnings, NodeInfo, UnitKey
 from distensor.core.errors import StoreError
 from distensor.core.ids import Epoch, Generation, JobId, NodeId, Rank
 from distensor.core.statement import (
@@ -135,6 +135,9 @@ class MemoryBooks(MemoryAccessBooks):
 
     def save_node(self, node: NodeRecord) -> None:
         self._tables.nodes[node.node_id] = node
+
+    def save_info(self, node_id: NodeId, info: NodeInfo) -> None:
+        self._tables.nodes[node_id] = replace(self._tables.nodes[node_id], info=info)
 
     def insert_job(self, job: JobRecord) -> None:
         taken = {(other.owner, other.submission) for other in self._tables.jobs.values()}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 from distensor.comm.messages import ClaimsAnswer, HubToNode, TopologyGrant, Welcome
-from distensor.core.control import Assignment, JobState, Mesh, Unit, UnitKey, WorkerReady
+from distensor.core.control import Assignment, JobState, Mesh, NodeInfo, Unit, UnitKey, WorkerReady
 from distensor.core.ids import DRIVER_RANK, DeviceId, Epoch, Generation, JobId, NodeId, Rank
 from distensor.core.statement import UnitState
 from distensor.hub.metering import (
@@ -98,6 +98,9 @@ class Checks:
         self._nodes[node.node_id] = node
         others = [other.node_id for other in self._nodes.values() if other.info.name == node.info.name]
         self.expect(len(others) == 1, Promise.GHOST, f"machine {node.info.name} is the nodes {', '.join(others)}")
+
+    def _on_save_info(self, node_id: NodeId, info: NodeInfo) -> None:
+        self._on_save_node(replace(self._nodes[node_id], info=info))
 
     def _on_insert_job(self, job: JobRecord) -> None:
         known = self._submissions.setdefault((job.owner, job.submission), job.job_id)
@@ -329,14 +332,6 @@ class Checks:
             self.expect(settled, Promise.LIVE, f"{key} was claimed and received, and is {unit}")
             equal = unit is not None and unit.claimed == unit.received
             self.expect((key in self.postings) == equal, Promise.LEDGER, f"{key} is {unit}, credited or not")
-
-    def total(self) -> int:
-        """The sum of all accounts, as the postings make them."""
-        accounts: Counter[Any] = Counter()
-        for one in self.postings.values():
-            accounts[one.debit] -= one.amount
-            accounts[one.credit] += one.amount
-        return sum(accounts.values())
 
 
 def certificate_of(job_id: JobId, epoch: Epoch, rank: Rank) -> str:

@@ -133,8 +133,8 @@ class Written:
 
 
 _CHANGES = frozenset({
-    *("begin_generation", "save_token", "spend_token", "save_node", "insert_job", "update_job", "begin_epoch"),
-    *("save_rank", "save_units", "post"),
+    *("begin_generation", "save_token", "spend_token", "save_node", "save_info"),
+    *("insert_job", "update_job", "begin_epoch", "save_rank", "save_units", "post"),
 })  # fmt: skip
 
 _LISTS = frozenset({"save_units", "post"})

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import random
 from collections.abc import Coroutine
-from contextlib import suppress
 from typing import Any
 
 from distensor.comm.server import Servicer
@@ -220,5 +219,5 @@ class HubHost:
 
     def audit(self) -> None:
         """The books of now against what was ever committed."""
-        with suppress(KeyError), self.store.transaction() as books:
+        with self.store.transaction() as books:
             self._checks.restarted(books)
