@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import pytest
@@ -11,7 +12,7 @@ from node_kit import planes_of
 from torch import Tensor, nn
 
 from distensor.core import SYSTEM_CLOCK
-from distensor.core.errors import DistensorError, FrameError
+from distensor.core.errors import DistensorError
 from distensor.node import snapshots
 from distensor.node.engine import ShardEngine
 from distensor.node.fetching import Fetcher, Givers
@@ -86,6 +87,21 @@ def fetch(planes: dict[int, DataPlane], source: Held, joiner: Held) -> None:
     assert not fetcher.busy
 
 
+def take_round(
+    fetcher: Fetcher, joiner: Held, sources: list[int], givers: dict[int, Givers], held: dict[int, Held]
+) -> None:
+    """Order, copy at those of `held`, fetch, take over."""
+    number, wanted = fetcher.order(engine(joiner), sources)
+    assert wanted.keys() == held.keys()
+    for source, keys in wanted.items():
+        givers[source].offer(engine(held[source]), 1, number, keys)
+    fetcher.begin()
+    for under_way in fetcher._under_way:
+        assert under_way.thread is not None
+        under_way.thread.join(30)
+    fetcher.admit(engine(joiner))
+
+
 @pytest.mark.parametrize("trained", [True, False], ids=["with state", "never updated"])
 def test_what_comes_is_what_the_source_held_when_it_copied(planes: dict[int, DataPlane], trained: bool) -> None:
     source, expected, joiner = Held(empty=False), Held(empty=False), Held(empty=True)
@@ -102,19 +118,47 @@ def test_what_comes_is_what_the_source_held_when_it_copied(planes: dict[int, Dat
         assert all(torch.equal(value, theirs[key][name]) for name, value in fields.items())
 
 
-def test_what_is_not_what_its_hash_says_is_refused(
-    planes: dict[int, DataPlane], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(snapshots, "hash_of", lambda _: "0" * 64)
-    with pytest.raises(FrameError, match="rank 0 sent '0/large', and it is not what its hash says"):
-        fetch(planes, Held(empty=False), Held(empty=True))
+def wrong_hash(_: Held) -> str:
+    return "rank 0 sent '0/large', and it is not what its hash says"
 
 
-def test_more_than_was_asked_for_is_refused(planes: dict[int, DataPlane]) -> None:
-    source = Held(empty=False)
+def too_many_elements(source: Held) -> str:
     source.weights["0/large"] = torch.zeros(LARGE + 1)
-    with pytest.raises(FrameError, match=f"of shape .{LARGE + 1}.; expected at most {LARGE}"):
-        fetch(planes, source, Held(empty=True))
+    return f"of shape .{LARGE + 1}.; expected at most {LARGE}"
+
+
+def another_dtype(source: Held) -> str:
+    source.weights["0/small"] = torch.zeros(2, 3, dtype=torch.float64)
+    return r"'0/small' came as \(2, 3\) torch.float64"
+
+
+def wrong_state(source: Held) -> str:
+    source.train()
+    source.updater.state()["0/large"]["exp_avg"].resize_(2)
+    return "exp_avg"
+
+
+@pytest.mark.parametrize("spoil", [wrong_hash, too_many_elements, another_dtype, wrong_state])
+def test_what_is_not_what_was_asked_for_is_asked_of_another(
+    spoil: Callable[[Held], str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad, good, joiner = Held(empty=False), Held(empty=False), Held(empty=True)
+    words = spoil(bad)
+    with planes_of(3) as planes:
+        givers = {0: Givers(planes[0]), 2: Givers(planes[2])}
+        fetcher = Fetcher(planes[1], SYSTEM_CLOCK)
+        with monkeypatch.context() as patched:
+            if spoil is wrong_hash:
+                patched.setattr(snapshots, "hash_of", lambda _: "0" * 64)
+            take_round(fetcher, joiner, [0], givers, {0: bad})
+        assert re.search(words, caplog.text)
+        assert joiner.filling is not None
+        assert joiner.filling.left > 0
+        with pytest.raises(DistensorError, match=words):
+            fetcher.order(engine(joiner), [0])
+        take_round(fetcher, joiner, [0, 2], givers, {2: good})
+    assert joiner.filling.left == 0
+    assert all(torch.equal(joiner.weights[key], good.weights[key]) for key in good.weights)
 
 
 def test_a_source_that_goes_away_is_told_of(planes: dict[int, DataPlane]) -> None:

@@ -7,6 +7,7 @@ and rests as long as each took: no more than half of what the link gives goes in
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distensor.core import Clock
-from distensor.core.errors import DistensorError, FrameError
+from distensor.core.errors import ConfigError, DistensorError, FrameError, ProgramRejectedError
 from distensor.node.snapshots import STATE, SnapshotServer, hash_of
 from distensor.transport import Channel
 from distensor.transport.driver import ReplyCode, receive_named, send_named
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
     from distensor.node.engine import ShardEngine
     from distensor.transport import DataPlane
+
+logger = logging.getLogger(__name__)
 
 
 class Givers:
@@ -60,12 +63,13 @@ class _Fetch:
 
 
 class Fetcher:
-    """On a joiner: what is on its way to it, in one epoch."""
+    """On a joiner: what is on its way to it, in one epoch. Whoever sends what cannot be is not asked again in it."""
 
     def __init__(self, plane: DataPlane, clock: Clock) -> None:
         self._plane = plane
         self._clock = clock
         self._number = 0
+        self._refused: dict[int, DistensorError] = {}
         self._requests: dict[int, int] = {}
         self._under_way: list[_Fetch] = []
 
@@ -78,11 +82,17 @@ class Fetcher:
 
         Returns:
             A number for the copies, and what each source is to copy.
+
+        Raises:
+            FrameError, ProgramRejectedError, ConfigError: none of the sources has sent what was asked for.
         """
         filling = engine.filling
         assert filling is not None, "something is missing"
+        good = [source for source in sources if source not in self._refused]
+        if not good:
+            raise self._refused[sources[-1]]
         self._number += 1
-        wanted = filling.order(sources, in_time=self._number > 1)
+        wanted = filling.order(good, in_time=self._number > 1)
         self._under_way = [
             _Fetch(source=source, number=self._number, keys=keys, sizes={key: engine.sizes_of(key) for key in keys})
             for source, keys in wanted.items()
@@ -100,18 +110,27 @@ class Fetcher:
     def admit(self, engine: ShardEngine) -> None:
         """Take over what is complete, between two steps.
 
+        What is not what was asked for is asked of the others.
+
         Raises:
-            FrameError, ProgramRejectedError, PeerLostError: what came is not what was asked for, or a source is gone.
+            PeerLostError: a source is gone.
         """
+        filling = engine.filling
         for fetch in list(self._under_way):
             if fetch.thread is None or fetch.thread.is_alive():
                 continue
             self._under_way.remove(fetch)
-            if fetch.error is not None:
-                raise fetch.error
-            for key in fetch.keys:
-                fields = fetch.came.pop(key)
-                engine.fill(key, fields.pop(""), fields)
+            try:
+                if fetch.error is not None:
+                    raise fetch.error
+                for key in fetch.keys:
+                    fields = fetch.came.pop(key)
+                    engine.fill(key, fields.pop(""), fields)
+            except (FrameError, ProgramRejectedError, ConfigError) as error:
+                logger.warning("%s; its weights are asked of others", error)
+                self._refused[fetch.source] = error
+                if filling is not None:
+                    filling.give_up(fetch.keys)
 
     def _run(self, fetch: _Fetch) -> None:
         try:

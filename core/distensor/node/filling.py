@@ -87,8 +87,13 @@ class Filling:
 
     def give_up_orders(self) -> None:
         """The sources are others now: what has not come has to be asked for again."""
-        self._missing.update(dict.fromkeys(self._ordered))
-        self._ordered.clear()
+        self.give_up(list(self._ordered))
+
+    def give_up(self, keys: Iterable[str]) -> None:
+        """Those of `keys` that have not come have to be asked for again."""
+        for key in keys:
+            if self._ordered.pop(key, None) is not None:
+                self._missing[key] = None
 
     def carry_out(self, update: Update) -> None:
         """The update that a step has decided on, as far as weights are here."""
