@@ -261,7 +261,7 @@ def check(look: Look, load: Load) -> tuple[int, int]:
     assert all((count, total) == (2, 0) for count, total, _ in postings)
     assert len(postings) == len(both)
     due = 1000 * sum(load.received[key] for key in both)
-    (((paid),),) = look("SELECT coalesce(sum(amount), 0) FROM balances WHERE account LIKE 'node:%'")
+    (((paid),),) = look("SELECT coalesce(sum(amount), 0) FROM balances WHERE account LIKE 'pending:%'")
     ((balance,),) = look("SELECT coalesce(sum(amount), 0) FROM balances")
     assert balance == 0
     return lost, abs(int(str(paid)) - due)

@@ -23,6 +23,7 @@ from distensor.testing.hub_ledger import MemoryLedger
 
 JOBS, NODES, TRAINERS = ("j_1", "j_2"), ("n_a", "n_b"), {"j_1": "ann", "j_2": "bob"}
 WINDOW = 100
+HOUR = 3600
 
 
 def key(job: str = "j_1", step: int = 0, rank: int = 0) -> UnitKey:
@@ -30,7 +31,7 @@ def key(job: str = "j_1", step: int = 0, rank: int = 0) -> UnitKey:
 
 
 def ledger(*, deposits: bool = True, fee: int = 100) -> Ledger:
-    policy = Policy(deposits=deposits, fee_per_mille=fee, challenge_seconds=WINDOW)
+    policy = Policy(deposits=deposits, fee_per_mille=fee, challenge_seconds=WINDOW, micro_per_micro_batch=1001)
     return Ledger(books=MemoryLedger(), policy=policy)
 
 
@@ -42,17 +43,19 @@ def balances(one: Ledger) -> dict[str, int]:
 def test_from_deposit_to_paid() -> None:
     one = ledger(fee=125)
     one.deposit("ann", 10_000, receipt="bank-1", at=0)
-    price = quote(one.policy, steps=2, ranks=1, micro_batches=3, micro_per_micro_batch=1001)
+    price = quote(one.policy, steps=2, ranks=1, micro_batches=3)
     assert (price.total, price.fee, price.work) == (6006, 750, 5256)  # 375.375 of each unit, rounded down
     one.begin_job("j_1", "ann", price.total, at=0)
     assert balances(one) == {OUTSIDE: -10_000, "deposit:ann": 3994, "escrow:j_1": 6006}
     one.credit(key(), "ann", "n_a", 3003, at=10)
     assert balances(one)["pending:n_a"] == 2628
     assert balances(one)[FEES] == 375
-    with pytest.raises(LedgerError, match="can be challenged for 1 s more"):
-        one.mature(key(), "n_a", at=10 + WINDOW - 1)
-    one.mature(key(), "n_a", at=10 + WINDOW)
-    one.end_job("j_1", "ann", at=200)
+    assert one.mature(at=HOUR + WINDOW - 1) == ()
+    assert [transfer.legs for transfer in one.mature(at=HOUR + WINDOW)] == [
+        (("payable:n_a", 2628), ("pending:n_a", -2628))
+    ]
+    assert one.mature(at=HOUR + WINDOW) == ()
+    one.end_job("j_1", at=200)
     said: dict[str, PayoutState] = {}
     adapter = ManualAdapter(said.get)
     payout = Payout(payout_id="p1", node_id="n_a", micro=2628)
@@ -67,7 +70,7 @@ def test_without_deposits_the_platform_lends_and_gets_it_back_first() -> None:
     one.deposit("ann", 1000, receipt="r", at=0)
     one.begin_job("j_1", "ann", 5000, at=0)
     one.credit(key(), "ann", "n_a", 500, at=0)
-    one.end_job("j_1", "ann", at=1)
+    one.end_job("j_1", at=1)
     assert balances(one) == {OUTSIDE: -1000, "pending:n_a": 500, "deposit:ann": 500}
 
 
@@ -93,20 +96,55 @@ def test_a_unit_that_a_spot_check_found_wrong_goes_back_with_its_fee() -> None:
     one.begin_job("j_1", "ann", 1000, at=0)
     one.credit(key(), "ann", "n_a", 1000, at=0)
     one.hold(key(), "n_a", at=1)
-    with pytest.raises(LedgerError, match="held"):
-        one.mature(key(), "n_a", at=WINDOW)
+    assert one.mature(at=HOUR + WINDOW) == ()
     one.decide(key(), "ann", "n_a", good=False, at=2)
     with pytest.raises(LedgerError, match="already"):
         one.decide(key(), "ann", "n_a", good=True, at=3)
-    with pytest.raises(LedgerError, match="void"):
-        one.mature(key(), "n_a", at=WINDOW)
+    assert one.mature(at=2 * HOUR + WINDOW) == ()
     assert balances(one) == {OUTSIDE: -1000, "deposit:ann": 1000}
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_held_unit_that_was_good_is_where_it_would_be_without_the_check(late: bool) -> None:
+    one = ledger(fee=0, deposits=False)
+    for step in range(2):
+        one.credit(key(step=step), "ann", "n_a", 500, at=0)
+    one.hold(key(), "n_a", at=1)
+    if late:
+        one.mature(at=HOUR + WINDOW)
+    one.decide(key(), "ann", "n_a", good=True, at=2)
+    one.mature(at=HOUR + WINDOW)
+    one.decide(key(), "ann", "n_a", good=True, at=3)  # again, when it would go elsewhere: the same decision
+    assert balances(one) == {PLATFORM: -1000, "payable:n_a": 1000}
+    with pytest.raises(LedgerError, match="payable already"):
+        one.hold(key(step=1), "n_a", at=4)
+
+
+def test_a_unit_that_is_credited_when_the_clock_went_back_becomes_payable_all_the_same() -> None:
+    one = ledger(fee=0, deposits=False)
+    one.credit(key(), "ann", "n_a", 500, at=10 * HOUR)
+    one.mature(at=11 * HOUR + WINDOW)
+    one.credit(key(step=1), "ann", "n_a", 500, at=0)
+    one.mature(at=12 * HOUR + WINDOW)
+    assert balances(one) == {PLATFORM: -1000, "payable:n_a": 1000}
+
+
+def test_what_is_kept_for_open_units_goes_back_later_and_the_loan_first() -> None:
+    one = ledger(fee=0, deposits=False)
+    one.deposit("ann", 300, receipt="r", at=0)
+    one.begin_job("j_1", "ann", 1000, at=0)
+    one.end_job("j_1", at=1, keep=400)
+    assert balances(one) == {OUTSIDE: -300, PLATFORM: -100, "escrow:j_1": 400}
+    one.credit(key(), "ann", "n_a", 250, at=2)
+    one.close_job("j_1", at=3)
+    assert one.close_job("j_1", at=4) == one.books.find_transfer("refund-rest/j_1")
+    assert balances(one) == {OUTSIDE: -300, "deposit:ann": 50, "pending:n_a": 250}
 
 
 def test_a_payout_that_failed_is_payable_again_and_cannot_be_paid_later() -> None:
     one = ledger(fee=0, deposits=False)
     one.credit(key(), "ann", "n_a", 70, at=0)
-    one.mature(key(), "n_a", at=WINDOW)
+    one.mature(at=HOUR + WINDOW)
     one.begin_payout("p", "n_a", 50, at=WINDOW)
     with pytest.raises(LedgerError, match="payable:n_a has 20 micro-credits, 21 are needed"):
         one.begin_payout("q", "n_a", 21, at=WINDOW)
@@ -165,7 +203,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.deposits = False
         self.books = MemoryLedger()
         self.first: dict[str, Transfer] = {}
-        self.now = 0
+        self.now = 4 * HOUR
 
     @property
     def ledger(self) -> Ledger:
@@ -188,7 +226,7 @@ class AnyOrder(RuleBasedStateMachine):
     def policy_changes(self, demand: bool) -> None:
         self.deposits = demand
 
-    @rule(seconds=st.sampled_from([1, WINDOW]))
+    @rule(seconds=st.sampled_from([1, HOUR, -HOUR]))
     def time_passes(self, seconds: int) -> None:
         self.now += seconds
 
@@ -200,17 +238,23 @@ class AnyOrder(RuleBasedStateMachine):
     def begin(self, job: str, total: int) -> None:
         self.attempt("begin_job", job, TRAINERS[job], total)
 
-    @rule(job=st.sampled_from(JOBS))
-    def end(self, job: str) -> None:
-        self.attempt("end_job", job, TRAINERS[job])
+    @rule(job=st.sampled_from(JOBS), keep=st.sampled_from([0, 700]))
+    def end(self, job: str, keep: int) -> None:
+        self.attempt("end_job", job, keep=keep)
 
     @rule(job=st.sampled_from(JOBS), step=STEPS, rank=RANKS, amount=SMALL)
     def credit(self, job: str, step: int, rank: int, amount: int) -> None:
         self.attempt("credit", key(job, step, rank), TRAINERS[job], NODES[rank], amount)
 
-    @rule(job=st.sampled_from(JOBS), step=STEPS, rank=RANKS, node=st.sampled_from(NODES))
-    def mature(self, job: str, step: int, rank: int, node: str) -> None:
-        self.attempt("mature", key(job, step, rank), node)
+    @rule(job=st.sampled_from(JOBS))
+    def close(self, job: str) -> None:
+        self.attempt("close_job", job)
+
+    @rule()
+    def mature(self) -> None:
+        again = self.ledger.mature(at=self.now)
+        assert {transfer.key for transfer in again} <= self.books.transfers.keys()
+        assert self.ledger.mature(at=self.now) == ()
 
     @rule(job=st.sampled_from(JOBS), step=STEPS, rank=RANKS, node=st.sampled_from(NODES))
     def hold(self, job: str, step: int, rank: int, node: str) -> None:
@@ -239,7 +283,7 @@ class AnyOrder(RuleBasedStateMachine):
     def balances_are_those_of_the_transfers(self) -> None:
         again = MemoryLedger()
         for transfer in self.books.transfers.values():
-            again.enter_transfer(transfer)
+            again.enter_transfers([transfer])
         assert again.balances == self.books.balances
 
     @invariant()

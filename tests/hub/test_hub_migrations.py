@@ -59,6 +59,7 @@ def check_sample(store: Store) -> None:
         token = books.find_token("h")
         assert books.begin_generation() == 8
         statement = books.statement(NODES[0], StatementQuery(since_hour=0))
+        ours = books.account_balances()
     assert token is not None
     assert token.spent
     assert [node.node_id for node in snapshot.nodes] == list(NODES)
@@ -67,6 +68,7 @@ def check_sample(store: Store) -> None:
     ]
     assert snapshot.earnings[NODES[0]].confirmed_micro == 4000
     assert [(row.key.hour, row.micro) for row in statement.rows] == [(0, 4000)]
+    assert ours == {"pending:n_a": 4000, "platform": -4000}, "what was credited is what the platform has lent"
     claim(store, unit(0), unit(1))
     receive(store, unit(0), unit(1))
     assert earned(store).confirmed_micro == 8000

@@ -39,14 +39,14 @@ def test_a_unit_is_two_entries_that_sum_to_zero_and_comes_once(postgres: Postgre
             assert (
                 beside.execute("SELECT account, amount FROM entries ORDER BY entry_id").fetchall()
                 == [
-                    ("trainer:main", -4000),
-                    ("node:n_a", 4000),
+                    ("pending:n_a", 4000),
+                    ("platform", -4000),
                 ]
                 * 2
             )
             with pytest.raises(psycopg.errors.IntegrityError, match="append-only"):
                 beside.execute("TRUNCATE entries")
-        posting = Posting(key=unit(0).key, debit="trainer:main", credit="node:n_a", amount=1, hour=1)
+        posting = Posting(key=unit(0).key, owner="main", node_id=NODES[0], amount=1, hour=1)
         with pytest.raises(BooksRefusedError, match="unique"), store.transaction() as books:
             books.post([posting])
         assert earned(store).confirmed_micro == 8000

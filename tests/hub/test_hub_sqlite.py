@@ -45,7 +45,7 @@ def test_a_unit_is_two_entries_that_sum_to_zero(path: Path) -> None:
         fill(store)
         claim(store, unit(0), unit(1))
         receive(store, unit(0), unit(1), unit(1))
-    assert ledger(path) == [("trainer:main", -4000), ("node:n_a", 4000)] * 2
+    assert ledger(path) == [("pending:n_a", 4000), ("platform", -4000)] * 2
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_the_database_itself_refuses(path: Path, statement: str, why: str) -> No
 
 def test_a_posting_that_comes_twice_is_refused_by_the_database(path: Path) -> None:
     """Should the logic above it ever fail: the unique key holds."""
-    posting = Posting(key=unit(0).key, debit="trainer:main", credit="node:n_a", amount=1000, hour=1)
+    posting = Posting(key=unit(0).key, owner="main", node_id=NODES[0], amount=1000, hour=1)
     with closing(SqliteStore(path)) as store:
         fill(store)
         with store.transaction() as books:

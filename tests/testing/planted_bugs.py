@@ -15,6 +15,7 @@ from distensor.core.ids import Generation
 from distensor.hub import access, jobs, metering, service
 from distensor.hub.authorization import Operation
 from distensor.hub.door import Door
+from distensor.hub.ledger.accounts import unit_name
 from distensor.hub.machine import HubMachine
 from distensor.hub.membership import Membership
 from distensor.hub.scheduling import Schedule
@@ -69,7 +70,11 @@ def a_claim_that_comes_again_is_credited_again(patch: pytest.MonkeyPatch) -> Non
         self._places[after.key] = place
 
     def post(self: MemoryBooks, postings: Iterable[Any]) -> None:
-        self._tables.postings |= {posting.key: posting for posting in postings}
+        for posting in postings:
+            self._tables.money.transfers.pop(f"unit/{unit_name(posting.key)}", None)
+        whole(self, postings)
+
+    whole = MemoryBooks.post
 
     patch.setattr(metering._Entering, "_change", change)
     patch.setattr(MemoryBooks, "post", post)
@@ -80,7 +85,7 @@ def the_hub_answers_before_the_commit(patch: pytest.MonkeyPatch) -> None:
     def apply(self: Any, effects: Iterable[Any]) -> asyncio.Future[None]:
         saves = [effect for effect in effects if isinstance(effect, service._SAVES)]
         if saves:
-            self._writer.submit(lambda books: service._save_all(books, saves))
+            self._writer.submit(lambda books: service._save_all(books, saves, 0))
         return whole(self, [effect for effect in effects if effect not in saves])
 
     whole = HubService._apply
@@ -182,11 +187,15 @@ def a_job_that_ended_is_not_written(patch: pytest.MonkeyPatch) -> None:
 
 @breaks(Promise.SURVIVES, Promise.SLOTS, rare=True)
 def submissions_are_forgotten(patch: pytest.MonkeyPatch) -> None:
-    def submit(self: Any, owner: str, spec: Any, now: float) -> Any:
+    def submitted(self: Any, owner: str, submission: str) -> None:
+        return None
+
+    def submit(self: Any, owner: str, spec: Any, now: float, *more: Any) -> Any:
         self._submissions.clear()
-        return whole(self, owner, spec, now)
+        return whole(self, owner, spec, now, *more)
 
     whole = HubMachine.submit
+    patch.setattr(HubMachine, "submitted", submitted)
     patch.setattr(HubMachine, "submit", submit)
 
 

@@ -376,6 +376,8 @@ def write_spec(spec: JobSpec) -> pb.SubmitJobRequest:
         split_tensor=spec.split_tensor,
         wait=spec.wait,
         priority=spec.priority,
+        steps=spec.steps,
+        micro_batches=spec.micro_batches,
     )
 
 
@@ -396,6 +398,8 @@ def read_spec(message: pb.SubmitJobRequest) -> JobSpec:
         split_tensor=message.split_tensor,
         wait=message.wait,
         priority=message.priority,
+        steps=message.steps,
+        micro_batches=message.micro_batches,
     )
 
 

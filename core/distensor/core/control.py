@@ -257,6 +257,10 @@ class JobSpec:
     """Whether to wait in the queue when there is no place now, instead of being refused."""
     priority: int = 0
     """Among the jobs that wait the higher one is placed first."""
+    steps: int = 0
+    """How many steps it will take at most, for its quote; 0 where nobody has said it."""
+    micro_batches: int = 0
+    """Of one rank in one step at most, for its quote."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ from distensor.comm.tokens import JoinToken, Role
 from distensor.core.clock import Clock
 from distensor.core.errors import ControlError
 from distensor.core.ids import Generation, new_job_id, new_node_id
-from distensor.hub import access
+from distensor.hub import access, money
 from distensor.hub.accounts import MAIN, Barred, Quota, main_account, quotas_of
 from distensor.hub.door import Door
 from distensor.hub.hashing import new_secret
@@ -128,6 +128,7 @@ def _open_books(config: HubConfig, directory: StateDirectory, store: Store, now:
     trainer_secret = directory.trainer_secret()
     with store.transaction() as books:
         generation, snapshot = books.begin_generation(), books.snapshot()
+        money.give_back_orphans(books, now)
         wanted = config.node_tokens if config.node_tokens is not None else int(not snapshot.nodes)
         node_secrets = tuple(new_secret() for _ in range(wanted))
         for secret in node_secrets:

@@ -227,3 +227,22 @@ def page_of(found: Sequence[JobSummary], query: JobQuery) -> JobsPage:
     start = next((place for place, job in enumerate(found, 1) if job.job_id == query.after), 0)
     page = tuple(found[start : start + query.most])
     return JobsPage(jobs=page, more=start + len(page) < len(found))
+
+
+def why_stale(job: JobRecord | None, epoch: Epoch) -> str:
+    if job is None:
+        return "the hub knows no such job"
+    if job.state.ended:
+        return job.reason or f"the job is {job.state.value}"
+    return f"the job's epoch is {job.epoch}, not {epoch}"
+
+
+def lost(job: JobRecord, rank: RankRecord) -> WorkerChange:
+    return WorkerChange(
+        job_id=job.job_id,
+        epoch=job.epoch,
+        rank=rank.rank,
+        state=WorkerState.EXITED,
+        restarts=rank.restarts,
+        reason="its node came back without it",
+    )

@@ -22,27 +22,20 @@ from distensor.core.control import (
     TakeOver,
     WorkerChange,
     WorkerReady,
-    WorkerState,
 )
 from distensor.core.errors import ConfigError, ControlError, HubProtocolError, PlacementError, StaleEpochError
 from distensor.core.ids import DRIVER_RANK, Epoch, Generation, JobId, NodeId, Rank
 from distensor.core.job_report import JobReport, JobSummary
 from distensor.hub import jobs
 from distensor.hub.accounts import Quota
-from distensor.hub.effects import (
-    Effect,
-    Note,
-    Publish,
-    SaveJob,
-    SaveRank,
-    Send,
-    SessionId,
-)
+from distensor.hub.effects import Effect, Note, Publish, SaveJob, SaveRank, Send, SessionId
+from distensor.hub.ledger.accounts import Policy
 from distensor.hub.membership import Membership
-from distensor.hub.records import JobRecord, NodeRecord, RankRecord
+from distensor.hub.records import JobRecord, NodeRecord
 from distensor.hub.scheduling import Schedule
 
 FIRST_EPOCH = Epoch(1)
+FREE_TERMS = Policy()
 MOST_ENDED = 1000
 """How many jobs that ended are kept in memory; the books keep all."""
 
@@ -106,7 +99,7 @@ class HubMachine:
         self.generation = generation
         self.patience = patience
         self._signer = signer
-        self._new_job_id = new_job_id
+        self.new_job_id = new_job_id
         self._members = Membership(generation=generation, nodes=nodes, silence=patience.silence, now=now)
         self._jobs = {job.job_id: job for job in jobs}
         self._submissions = dict(submissions)
@@ -163,7 +156,7 @@ class HubMachine:
             return [Send(session=session, message=jobs.assignment_of(job, rank)) for rank in missing]
         effects: list[Effect] = [self._grant(session, node_id, job)]
         for rank in missing:
-            effects += self._change_rank(job.job_id, _lost(job, rank))
+            effects += self._change_rank(job.job_id, jobs.lost(job, rank))
         return effects
 
     def _release_stale(self, session: SessionId, job_id: JobId, epoch: Epoch) -> list[Effect]:
@@ -171,7 +164,7 @@ class HubMachine:
         job = self._jobs.get(job_id)
         if job is not None and not job.state.ended and job.epoch == epoch:
             return []
-        reason = _why_stale(job, epoch)
+        reason = jobs.why_stale(job, epoch)
         release = Release(job_id=job_id, epoch=epoch, reason=reason)
         return [Send(session=session, message=release)]
 
@@ -256,8 +249,16 @@ class HubMachine:
 
     # Jobs
 
-    def submit(self, owner: str, spec: JobSpec, now: float) -> tuple[JobId, Epoch, list[Effect]]:
+    def submitted(self, owner: str, submission: str) -> tuple[JobId, Epoch] | None:
+        """The job that a submission became, and its present epoch."""
+        return self._submissions.get((owner, submission))
+
+    def submit(
+        self, owner: str, spec: JobSpec, now: float, job_id: JobId | None = None, terms: Policy = FREE_TERMS
+    ) -> tuple[JobId, Epoch, list[Effect]]:
         """Place a job. The same submission of the same owner is the same job.
+
+        `job_id`: the one under which money was set aside for it, where that was done.
 
         Raises:
             PlacementError: the mesh cannot carry it.
@@ -266,7 +267,7 @@ class HubMachine:
         known = self._submissions.get((owner, spec.submission))
         if known is not None:
             return *known, []
-        job_id, epoch = self._new_job_id(), FIRST_EPOCH
+        job_id, epoch = job_id or self.new_job_id(), FIRST_EPOCH
         job = JobRecord(
             job_id=job_id,
             owner=owner,
@@ -278,6 +279,8 @@ class HubMachine:
             driver_certificate_pem="",
             ranks=(),
             wish=spec,
+            price=terms.micro_per_micro_batch,
+            fee_per_mille=terms.fee_per_mille,
         )
         try:
             job = self._schedule.placed(job, spec, now)
@@ -475,22 +478,3 @@ class HubMachine:
             return None
         late = ", ".join(f"rank {rank.rank} on {self._name(rank.node_id)}" for rank in jobs.not_ready(job))
         return f"workers were not ready within {waited:.0f} s: {late}"
-
-
-def _why_stale(job: JobRecord | None, epoch: Epoch) -> str:
-    if job is None:
-        return "the hub knows no such job"
-    if job.state.ended:
-        return job.reason or f"the job is {job.state.value}"
-    return f"the job's epoch is {job.epoch}, not {epoch}"
-
-
-def _lost(job: JobRecord, rank: RankRecord) -> WorkerChange:
-    return WorkerChange(
-        job_id=job.job_id,
-        epoch=job.epoch,
-        rank=rank.rank,
-        state=WorkerState.EXITED,
-        restarts=rank.restarts,
-        reason="its node came back without it",
-    )

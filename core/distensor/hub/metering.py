@@ -18,9 +18,8 @@ from typing import Protocol
 from distensor.core.control import Earnings, Unit, UnitKey
 from distensor.core.errors import ControlError
 from distensor.core.ids import Epoch, JobId, NodeId, Rank
-from distensor.core.statement import UnitState
-
-MICRO_PER_MICRO_BATCH = 1000
+from distensor.core.statement import HOUR_SECONDS, UnitState
+from distensor.hub.ledger.accounts import MICRO_PER_MICRO_BATCH, Credit, fee_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,22 +35,36 @@ class UnitRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Posting:
-    """One double entry: `amount` micro-credits from the trainer's account to the node's."""
+    """A unit to credit: `amount` micro-credits from the trainer `owner`, of which the node gets all but the fee."""
 
     key: UnitKey
-    debit: str
-    credit: str
+    owner: str
+    node_id: NodeId
     amount: int
     hour: int
-    """Of the hub's clock, since 1970 in UTC. Only for sums by time: it proves nothing and orders nothing."""
+    """Of the hub's clock, since 1970 in UTC. Only for sums by time and the challenge window."""
+    fee: int = 0
+
+    def as_credit(self) -> Credit:
+        return Credit(
+            key=self.key,
+            trainer=self.owner,
+            node_id=self.node_id,
+            amount=self.amount,
+            fee=self.fee,
+            at=self.hour * HOUR_SECONDS,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlaceOfWork:
-    """Who may claim and who may receive the units of a rank."""
+    """Who may claim and who may receive the units of a rank, and on which terms its job began."""
 
     owner: str
     node_id: NodeId
+    price: int = MICRO_PER_MICRO_BATCH
+    """Micro-credits of one micro-batch, the fee within them."""
+    fee_per_mille: int = 0
 
 
 class UnitBooks(Protocol):
@@ -63,7 +76,11 @@ class UnitBooks(Protocol):
 
     def save_units(self, units: Iterable[UnitRecord]) -> None: ...
 
-    def post(self, postings: Iterable[Posting]) -> None: ...
+    def post(self, postings: Iterable[Posting]) -> None:
+        """Credit new units, from the job's escrow, then the trainer's deposit, then the platform."""
+
+    def open_hour(self) -> int:
+        """The first hour whose units are not payable yet. It only rises."""
 
     def earnings(self, node_id: NodeId) -> Earnings: ...
 
@@ -74,14 +91,6 @@ class Recorded:
 
     earnings: dict[NodeId, Earnings]
     refused: tuple[str, ...] = ()
-
-
-def node_account(node_id: NodeId) -> str:
-    return f"node:{node_id}"
-
-
-def trainer_account(owner: str) -> str:
-    return f"trainer:{owner}"
 
 
 def record_claims(books: UnitBooks, node_id: NodeId, units: Sequence[Unit], *, hour: int) -> Recorded:
@@ -153,17 +162,20 @@ class _Entering:
         self._books.save_units(changed)
         credited = [unit for unit in changed if unit.state is UnitState.CREDITED]
         if credited:
+            hour = max(hour, self._books.open_hour())  # a clock that went back: no hour to come would make it payable
             self._books.post([_posting(self._places[unit.key], unit, hour) for unit in credited])
 
 
 def _posting(place: PlaceOfWork, unit: UnitRecord, hour: int) -> Posting:
     assert unit.received is not None, "a credited unit has been received"
+    amount = unit.received * place.price
     return Posting(
         key=unit.key,
-        debit=trainer_account(place.owner),
-        credit=node_account(place.node_id),
-        amount=unit.received * MICRO_PER_MICRO_BATCH,
+        owner=place.owner,
+        node_id=place.node_id,
+        amount=amount,
         hour=hour,
+        fee=fee_of(amount, place.fee_per_mille),
     )
 
 

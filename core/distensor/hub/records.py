@@ -9,6 +9,7 @@ from distensor.core.ids import AccountId, DeviceId, Epoch, JobId, KeyId, NodeId,
 from distensor.core.job_report import PassedNode
 from distensor.core.parallel import ParallelConfig
 from distensor.hub.accounts import MAIN
+from distensor.hub.ledger.accounts import MICRO_PER_MICRO_BATCH
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +87,9 @@ class JobRecord:
     """What the job asks of its places, in later epochs too. Once it has some, without the certificate request and the
     sizes, which are those of one epoch. None for a job that an older hub placed."""
     placement: Placement = NOT_EXPLAINED
+    price: int = MICRO_PER_MICRO_BATCH
+    """Micro-credits of one micro-batch on one rank, the fee within them: the operator's terms when it was submitted."""
+    fee_per_mille: int = 0
 
     def with_rank(self, rank: RankRecord) -> JobRecord:
         ranks = tuple(rank if old.rank == rank.rank else old for old in self.ranks)

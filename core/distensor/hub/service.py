@@ -24,12 +24,12 @@ from distensor.core.control import (
     WorkerChange,
     WorkerReady,
 )
-from distensor.core.errors import ConfigError, HubProtocolError, JobHeldError, StoreError
+from distensor.core.errors import ConfigError, HubProtocolError, JobHeldError, LedgerError, StoreError
 from distensor.core.ids import AccountId, Epoch, JobId, NodeId
 from distensor.core.job_report import JobQuery, JobReport, JobsPage
 from distensor.core.parallel import ParallelConfig
 from distensor.core.statement import Statement, StatementQuery, UnitsPage, UnitsQuery, hour_of
-from distensor.hub import access, jobs
+from distensor.hub import access, jobs, money
 from distensor.hub.accounts import quotas_of
 from distensor.hub.audit import Outcome
 from distensor.hub.authorization import Operation, Reach, Who
@@ -57,6 +57,7 @@ from distensor.hub.writer import Writes
 T = TypeVar("T")
 
 TICK_SECONDS = 0.5
+SETTLE_SECONDS = 60.0
 RETURN_SECONDS = 6.0
 """How long a hub that has just begun leaves the trainers of its jobs to come back, before others take them over."""
 _SAVES = (SaveInfo, SaveJob, SaveRank, SpendToken)
@@ -94,6 +95,7 @@ class HubService:
         self._log = log
         self._since = clock.monotonic()
         self._followed: set[JobId] = set()
+        self._submitting = asyncio.Lock()
         self._sessions: dict[SessionId, NodeSession] = {}
         self._ids: dict[NodeSession, SessionId] = {}
         self._next_session = 0
@@ -111,6 +113,7 @@ class HubService:
             tasks.create_task(self._deliver())
             tasks.create_task(self._tick())
             tasks.create_task(self._hear_of_changes())
+            tasks.create_task(self._settle())
 
     async def _deliver(self) -> None:
         while True:
@@ -127,6 +130,19 @@ class HubService:
             await self._clock.sleep_async(TICK_SECONDS)
             if effects := self._machine.tick(self._clock.monotonic()):
                 self._apply(effects)
+
+    async def _settle(self) -> None:
+        """Credits become payable, and escrows of ended jobs go back, by the hub's clock."""
+        while True:
+            at = int(self._clock.now())
+            try:
+                matured = await self._writer.submit(lambda books: money.settle(books, at))  # noqa: B023  # awaited here
+            except LedgerError as error:  # nothing has changed; work goes on, and somebody has to look at it
+                self._log(f"credits do not become payable: {error}")
+            else:
+                if matured:
+                    self._log(f"the credits of {len(matured)} nodes became payable")
+            await self._clock.sleep_async(SETTLE_SECONDS)
 
     async def _hear_of_changes(self) -> None:
         """Beside `_tick`: time goes on while the books do not answer. Until they do, accounts and keys are as known."""
@@ -259,9 +275,23 @@ class HubService:
     async def submit_job(self, who: Principal, spec: JobSpec) -> tuple[JobId, Epoch]:
         self._door.require(who, Operation.SUBMIT_JOB)
         self._writer.require_writable()
-        job_id, epoch, effects = self._machine.submit(who.account, spec, self._clock.monotonic())
+        async with self._submitting:  # else a repeated one would set its money aside a second time
+            job_id, epoch, effects = await self._submit(who.account, spec)
         await self._apply(effects)
         return job_id, epoch
+
+    async def _submit(self, owner: AccountId, spec: JobSpec) -> tuple[JobId, Epoch, list[Effect]]:
+        """The quote is set aside first, so that no job is placed which is not covered."""
+        if (known := self._machine.submitted(owner, spec.submission)) is not None:
+            return *known, []
+        job_id, at = self._machine.new_job_id(), int(self._clock.now())
+        begun = self._writer.submit(lambda books: money.begin_job(books, job_id, owner, spec, at))
+        try:
+            terms = await begun
+            return self._machine.submit(owner, spec, self._clock.monotonic(), job_id, terms)
+        except BaseException:  # a caller who is gone included; what became of it goes on upwards
+            self._writer.submit(lambda books: money.give_back(books, job_id, at))
+            raise
 
     async def reconfigure_job(self, who: Principal, change: Reconfiguration) -> Epoch:
         owner = self._owner(who, Operation.RECONFIGURE_JOB, change.job_id)
@@ -359,7 +389,8 @@ class HubService:
             if not delivered.done():
                 delivered.set_result(None)
 
-        committed = self._writer.submit(lambda books: save_all(books, saves)) if saves else _nothing()
+        at = int(self._clock.now())
+        committed = self._writer.submit(lambda books: save_all(books, saves, at)) if saves else _nothing()
         self._deliveries.put_nowait((committed, deliver))
         return delivered
 
@@ -401,9 +432,11 @@ def _nothing() -> asyncio.Future[None]:
     return done
 
 
-def save_all(books: Books, saves: Iterable[Save]) -> None:
-    """Write the records among a machine's effects."""
+def save_all(books: Books, saves: Iterable[Save], at: int) -> None:
+    """Write the records among a machine's effects; a job that ends gives back what was set aside for it."""
     for save in saves:
+        if isinstance(save, SaveJob) and save.job.state.ended:
+            money.end_job(books, save.job.job_id, save.job.price, at)
         match save:
             case SaveInfo():
                 books.save_info(save.node_id, save.info)

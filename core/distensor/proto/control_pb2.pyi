@@ -872,6 +872,8 @@ class SubmitJobRequest(_message.Message):
     SPLIT_TENSOR_FIELD_NUMBER: _builtins.int
     WAIT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    MICRO_BATCHES_FIELD_NUMBER: _builtins.int
     submission: _builtins.str
     name: _builtins.str
     csr_pem: _builtins.str
@@ -880,6 +882,9 @@ class SubmitJobRequest(_message.Message):
     wait: _builtins.bool
     """Whether to wait in the queue when there is no place now; among those that wait the higher priority comes first."""
     priority: _builtins.int
+    steps: _builtins.int
+    """What it will compute at most, for its quote: steps, and micro-batches of one rank in each. 0: nobody has said it."""
+    micro_batches: _builtins.int
     @_builtins.property
     def parallel(self) -> Global___Parallel: ...
     @_builtins.property
@@ -903,10 +908,12 @@ class SubmitJobRequest(_message.Message):
         split_tensor: _builtins.bool = ...,
         wait: _builtins.bool = ...,
         priority: _builtins.int = ...,
+        steps: _builtins.int = ...,
+        micro_batches: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["parallel", b"parallel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregators", b"aggregators", "bytes_per_rank", b"bytes_per_rank", "csr_pem", b"csr_pem", "device_kinds", b"device_kinds", "name", b"name", "parallel", b"parallel", "priority", b"priority", "split_tensor", b"split_tensor", "submission", b"submission", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregators", b"aggregators", "bytes_per_rank", b"bytes_per_rank", "csr_pem", b"csr_pem", "device_kinds", b"device_kinds", "micro_batches", b"micro_batches", "name", b"name", "parallel", b"parallel", "priority", b"priority", "split_tensor", b"split_tensor", "steps", b"steps", "submission", b"submission", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

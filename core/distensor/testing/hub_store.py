@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from distensor.core.control import Earnings, NodeInfo, UnitKey
 from distensor.core.errors import StoreError
-from distensor.core.ids import Epoch, Generation, JobId, NodeId, Rank
+from distensor.core.ids import DeviceId, Epoch, Generation, JobId, NodeId, Rank
 from distensor.core.statement import (
     HubUnit,
     RowKey,
@@ -20,10 +20,13 @@ from distensor.core.statement import (
     UnitsQuery,
     UnitState,
 )
-from distensor.hub.metering import PlaceOfWork, Posting, UnitRecord, node_account
+from distensor.hub.ledger.accounts import pending, unit_name
+from distensor.hub.ledger.transfers import Kind, Transfer
+from distensor.hub.metering import PlaceOfWork, UnitRecord
 from distensor.hub.records import JobRecord, NodeRecord, RankRecord, TokenRecord
 from distensor.hub.repository import Snapshot
 from distensor.testing.hub_access_store import AccessTables, MemoryAccessBooks
+from distensor.testing.hub_ledger import MemoryLedger, MemoryLedgerBooks
 
 
 @dataclass(slots=True)
@@ -34,7 +37,7 @@ class _Tables:
     jobs: dict[JobId, JobRecord] = field(default_factory=dict)
     ranks: dict[tuple[JobId, Epoch, Rank], RankRecord] = field(default_factory=dict)
     units: dict[UnitKey, UnitRecord] = field(default_factory=dict)
-    postings: dict[UnitKey, Posting] = field(default_factory=dict)
+    money: MemoryLedger = field(default_factory=MemoryLedger)
     access: AccessTables = field(default_factory=AccessTables)
 
     def copied(self) -> _Tables:
@@ -42,10 +45,8 @@ class _Tables:
         return _Tables(
             generation=self.generation,
             access=self.access.copied(),
-            **{
-                name: copy.copy(getattr(self, name))
-                for name in ("tokens", "nodes", "jobs", "ranks", "units", "postings")
-            },
+            money=self.money.copied(),
+            **{name: copy.copy(getattr(self, name)) for name in ("tokens", "nodes", "jobs", "ranks", "units")},
         )
 
 
@@ -95,7 +96,7 @@ class MemoryStore:
         self._working = None
 
 
-class MemoryBooks(MemoryAccessBooks):
+class MemoryBooks(MemoryAccessBooks, MemoryLedgerBooks):
     """One transaction of a `MemoryStore`."""
 
     def __init__(self, store: MemoryStore) -> None:
@@ -108,6 +109,10 @@ class MemoryBooks(MemoryAccessBooks):
     @property
     def _access(self) -> AccessTables:
         return self._tables.access
+
+    @property
+    def _money(self) -> MemoryLedger:
+        return self._tables.money
 
     def begin_generation(self) -> Generation:
         self._tables.generation += 1
@@ -164,7 +169,8 @@ class MemoryBooks(MemoryAccessBooks):
         place = self._tables.ranks.get((job_id, epoch, rank))
         if place is None:
             return None
-        return PlaceOfWork(owner=self._tables.jobs[job_id].owner, node_id=place.node_id)
+        job = self._tables.jobs[job_id]
+        return PlaceOfWork(owner=job.owner, node_id=place.node_id, price=job.price, fee_per_mille=job.fee_per_mille)
 
     def find_units(self, keys: Iterable[UnitKey]) -> dict[UnitKey, UnitRecord]:
         return {key: self._tables.units[key] for key in keys if key in self._tables.units}
@@ -172,30 +178,40 @@ class MemoryBooks(MemoryAccessBooks):
     def save_units(self, units: Iterable[UnitRecord]) -> None:
         self._tables.units |= {unit.key: unit for unit in units}
 
-    def post(self, postings: Iterable[Posting]) -> None:
-        for posting in postings:
-            if posting.key in self._tables.postings:
-                raise ValueError(f"{posting.key} is posted already")
-            self._tables.postings[posting.key] = posting
-
     def earnings(self, node_id: NodeId) -> Earnings:
-        mine = [one for one in self._tables.postings.values() if one.credit == node_account(node_id)]
+        mine = [micro for unit in self._credited() if (micro := dict(unit.legs).get(pending(node_id)))]
         units = self._tables.units.values()
-        pending = sum(unit.node_id == node_id and unit.state is UnitState.CLAIMED for unit in units)
-        return Earnings(
-            confirmed_micro=sum(one.amount for one in mine),
-            confirmed_units=len(mine),
-            pending_units=pending,
-        )
+        open_units = sum(unit.node_id == node_id and unit.state is UnitState.CLAIMED for unit in units)
+        return Earnings(confirmed_micro=sum(mine), confirmed_units=len(mine), pending_units=open_units)
+
+    def _credited(self) -> Iterator[Transfer]:
+        return (one for one in self._tables.money.transfers.values() if one.kind is Kind.UNIT)
+
+    def open_units(self, job_id: str) -> int:
+        """Micro-batches of the job's units of which only one side has said something yet."""
+        either = (UnitState.CLAIMED, UnitState.RECEIVED)
+        units = [one for one in self._tables.units.values() if one.key.job_id == job_id and one.state in either]
+        return sum((one.received or 0) if one.claimed is None else one.claimed for one in units)
+
+    def has_ended(self, job_id: str) -> bool | None:
+        job = self._tables.jobs.get(JobId(job_id))
+        return None if job is None else job.state.ended
+
+    def device_of(self, unit: Transfer) -> str:
+        """The device on which a unit was computed."""
+        _, job_id, epoch, _, rank = unit.key.split("/")
+        return self._tables.ranks[JobId(job_id), Epoch(int(epoch)), Rank(int(rank))].device_id
 
     def statement(self, node_id: NodeId, query: StatementQuery) -> Statement:
         sums: dict[RowKey, StatementRow] = {}
-        for key, one in self._tables.postings.items():
-            if one.credit == node_account(node_id) and one.hour >= query.since_hour:
-                row = RowKey(hour=one.hour, job_id=key.job_id, epoch=key.epoch, rank=key.rank)
-                device = self._tables.ranks[key.job_id, key.epoch, key.rank].device_id
+        for one in self._credited():
+            micro = dict(one.legs).get(pending(node_id), 0)
+            if micro and one.hour >= query.since_hour:
+                _, job_id, epoch, _, rank = one.key.split("/")
+                row = RowKey(hour=one.hour, job_id=JobId(job_id), epoch=Epoch(int(epoch)), rank=Rank(int(rank)))
+                device = DeviceId(self.device_of(one))
                 before = sums.get(row, StatementRow(key=row, device_id=device, units=0, micro=0))
-                sums[row] = replace(before, units=before.units + 1, micro=before.micro + one.amount)
+                sums[row] = replace(before, units=before.units + 1, micro=before.micro + micro)
         rows = [sums[key] for key in sorted(sums) if query.after is None or key > query.after]
         return Statement(rows=tuple(rows[: query.most]), more=len(rows) > query.most, earnings=self.earnings(node_id))
 
@@ -209,11 +225,11 @@ class MemoryBooks(MemoryAccessBooks):
         return UnitsPage(units=tuple(found[: query.most]), more=len(found) > query.most)
 
     def _hub_unit(self, unit: UnitRecord) -> HubUnit:
-        posting = self._tables.postings.get(unit.key)
+        credited = self._tables.money.transfers.get(f"unit/{unit_name(unit.key)}")
         return HubUnit(
             key=unit.key,
             state=unit.state,
             claimed=unit.claimed,
             received=unit.received,
-            micro=0 if posting is None else posting.amount,
+            micro=0 if credited is None else dict(credited.legs).get(pending(unit.node_id), 0),
         )

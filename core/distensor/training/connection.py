@@ -22,6 +22,7 @@ from distensor.core.control import (
     WorkerState,
 )
 from distensor.core.errors import (
+    ConfigError,
     ControlError,
     DistensorError,
     FrameError,
@@ -67,6 +68,9 @@ LONGEST_MESSAGE = 2000
 SPLIT_TENSOR = "DISTENSOR_SPLIT_TENSOR"
 """Set to 1 it lets the hub split a tensor-parallel group over machines in several networks."""
 
+STEPS = "DISTENSOR_STEPS"
+"""How many steps a job will take at most: what a hub that demands deposits quotes it by."""
+MOST_STEPS = 10**9
 
 NOTICE_SECONDS = 0.5
 """How long to look for the rank that is gone, where at first only ranks are known that left because of it."""
@@ -89,6 +93,20 @@ class _Asked:
     epoch: Epoch
     parallel: ParallelConfig
     key_pem: bytes = field(repr=False)
+
+
+def planned_steps(environment: Mapping[str, str]) -> int:
+    """How many steps the environment says that a job will take at most; 0 where it says nothing.
+
+    Raises:
+        ConfigError: it is no whole number.
+    """
+    text = environment.get(STEPS, "")
+    if not text:
+        return 0
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MOST_STEPS:
+        raise ConfigError(f"{STEPS}={text[:40]!r}: expected a whole number from 1 to {MOST_STEPS}")
+    return int(text)
 
 
 class JobConnection:
@@ -141,14 +159,17 @@ class JobConnection:
         timeouts: Timeouts,
         start_timeout: float,
         aggregators: tuple[str, ...] = (),
+        micro_batches: int = 0,
     ) -> JobConnection:
         """Submit, wait until every worker is ready, connect to all.
 
-        `largest_tensor` (bytes) bounds what a worker may make this process hold at once. `aggregators`: see `JobSpec`.
+        `largest_tensor` (bytes) bounds what a worker may make this process hold at once. `aggregators`, `micro_batches`:
+        see `JobSpec`.
 
         Raises:
             PlacementError: more ranks than free workers, or no worker got ready in time.
             JobFailedError: the hub gave the job up.
+            ConfigError: DISTENSOR_STEPS is no number of steps.
             HubUnreachableError, AuthenticationError: as the hub client does.
             HandshakeError, TransportTimeoutError: a worker could not be reached.
         """
@@ -162,6 +183,8 @@ class JobConnection:
             bytes_per_rank=bytes_per_rank,
             aggregators=aggregators,
             split_tensor=os.environ.get(SPLIT_TENSOR) == "1",
+            steps=planned_steps(os.environ),
+            micro_batches=micro_batches,
         )
         job_id, epoch = client.submit_job(spec)
         watch = JobWatch(client, job_id, clock)

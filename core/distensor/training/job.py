@@ -133,6 +133,7 @@ class TrainingJob:
             bytes_per_rank=pieces.bytes_per_rank(),
             largest_tensor=pieces.largest_tensor(),
             aggregators=() if optimizer.sparse is None else optimizer.sparse.aggregator_nodes,
+            micro_batches=options.micro_batches * options.accumulate,
         )
         job = cls(
             connection=connection,

@@ -85,6 +85,7 @@ class Session:
         bytes_per_rank: tuple[int, ...],
         largest_tensor: int,
         aggregators: tuple[str, ...] = (),
+        micro_batches: int = 0,
     ) -> JobConnection:
         """Have a job placed and connect to its workers; see `JobConnection.open`."""
         return JobConnection.open(
@@ -97,6 +98,7 @@ class Session:
             timeouts=Timeouts(),
             start_timeout=START_SECONDS,
             aggregators=aggregators,
+            micro_batches=micro_batches,
         )
 
     def take_over(self, job_id: JobId, largest_tensor: int) -> TakenOver:

@@ -2,7 +2,7 @@
 
     outside --deposit--> trainer --escrow--> escrow of the job --unit--> pending of the node (and the platform's fee)
     pending --after the challenge window--> payable --payout--> clearing --paid--> outside
-    escrow --job ended--> trainer;  clearing --payout failed--> payable;  pending --spot check failed--> trainer
+    escrow --job ended--> trainer;  clearing --payout failed--> payable;  held --spot check failed--> trainer
 
 A key that comes again with the same transfer changes nothing; with another one it is refused. So every order is
 repeated until it is answered, and whatever arrives twice, late or in another order leaves the same books.
@@ -10,7 +10,7 @@ repeated until it is answered, and whatever arrives twice, late or in another or
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -37,6 +37,8 @@ class Kind(StrEnum):
     PAYOUT = "payout"
     PAID = "paid"
     FAILED = "failed"
+    LENT = "lent"
+    """What the platform had lent before there were deposits; one transfer for each trainer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +56,8 @@ class Transfer:
     """Seconds of the hub's clock since 1970; proves and orders nothing."""
     job_id: str = ""
     device: str = ""
+    hour: int = 0
+    """In which the unit was credited, for what happens to a unit later; 0 for all else."""
 
     def __post_init__(self) -> None:
         if any(type(amount) is not int or amount == 0 for _, amount in self.legs):
@@ -64,7 +68,7 @@ class Transfer:
             raise LedgerError(f"transfer {self.key}: an account occurs twice")
 
     def same_as(self, other: Transfer) -> bool:
-        """All but the time: an order that is repeated is the same order."""
+        """All but the times: an order that is repeated is the same order."""
         return (self.kind, self.legs, self.job_id, self.device) == (
             other.kind,
             other.legs,
@@ -76,12 +80,24 @@ class Transfer:
 class LedgerBooks(Protocol):
     """What the ledger needs of a transaction."""
 
+    def alone(self) -> None:
+        """From here to the end of the transaction nobody else changes the ledger."""
+
     def find_transfer(self, key: str) -> Transfer | None: ...
 
     def balance(self, account: str) -> int: ...
 
-    def enter_transfer(self, transfer: Transfer) -> None:
-        """Append it and change the balances."""
+    def enter_transfers(self, transfers: Sequence[Transfer]) -> None:
+        """Append them and change the balances."""
+
+    def open_hour(self) -> int:
+        """The first hour whose units are not payable yet. It only rises."""
+
+    def close_hours(self, until: int) -> None:
+        """From now on `open_hour` is `until`."""
+
+    def maturing(self, until: int) -> dict[str, int]:
+        """By node, what was credited from `open_hour` to before `until`, without the units that are held or void."""
 
 
 def post(books: LedgerBooks, transfer: Transfer) -> Transfer:
@@ -93,6 +109,7 @@ def post(books: LedgerBooks, transfer: Transfer) -> Transfer:
     Raises:
         LedgerError: another transfer has the key, or an account would become negative that must not.
     """
+    books.alone()
     before = books.find_transfer(transfer.key)
     if before is not None:
         if not before.same_as(transfer):
@@ -103,7 +120,7 @@ def post(books: LedgerBooks, transfer: Transfer) -> Transfer:
             raise LedgerError(
                 f"transfer {transfer.key}: {account} has {books.balance(account)} micro-credits, {-amount} are needed"
             )
-    books.enter_transfer(transfer)
+    books.enter_transfers([transfer])
     return transfer
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from distensor.hub.repository import Snapshot
 from distensor.hub.stores.access_rows import AccessRows
 from distensor.hub.stores.job_rows import JobRows
+from distensor.hub.stores.ledger_rows import LedgerRows
 from distensor.hub.stores.node_rows import NodeRows
 from distensor.hub.stores.unit_rows import UnitRows
 
 
-class SqlBooks(NodeRows, JobRows, UnitRows, AccessRows):
+class SqlBooks(NodeRows, JobRows, UnitRows, LedgerRows, AccessRows):
     """A `repository.Books`."""
 
     def snapshot(self) -> Snapshot:

@@ -44,3 +44,6 @@ class Engine(Protocol):
 
     def pick(self, table: Table, keys: Sequence[Row]) -> list[Any]:
         """The rows with these keys, whole, in any order."""
+
+    def lock_ledger(self) -> None:
+        """Wait until nobody else changes the ledger; then nobody else does until the end of the transaction."""

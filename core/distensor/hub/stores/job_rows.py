@@ -57,6 +57,10 @@ class JobRows(Rows):
         ).fetchall()
         return tuple(self._job(JobId(job_id)) for (job_id,) in [*live, *reversed(ended)])
 
+    def has_ended(self, job_id: str) -> bool | None:
+        row = self._run("SELECT state FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
+        return None if row is None else JobState(row[0]).ended
+
     def submissions(self) -> dict[tuple[str, str], tuple[JobId, Epoch]]:
         """By owner and submission, the job that each became and its present epoch."""
         return {
@@ -67,11 +71,12 @@ class JobRows(Rows):
     def _job(self, job_id: JobId) -> JobRecord:
         row = self._run(
             "SELECT owner, submission, name, parallel, epoch, state, driver_certificate, reason, request, wish, "
-            "placement "
+            "placement, price, fee "
             "FROM jobs WHERE job_id = ?",
             (job_id,),
         ).fetchone()
-        owner, submission, name, parallel, epoch, state, driver_certificate, reason, request, wish, placement = row
+        owner, submission, name, parallel, epoch, state, driver_certificate, reason, request, wish, *more = row
+        placement, price, fee = more
         ranks = self._run(
             "SELECT rank, node_id, device_id, worker_id, port, certificate, state, restarts, reason, continues "
             "FROM ranks WHERE job_id = ? AND epoch = ? ORDER BY rank",
@@ -91,12 +96,14 @@ class JobRows(Rows):
             request=request,
             wish=wish_from_json(wish),
             placement=placement_from_json(placement),
+            price=price,
+            fee_per_mille=fee,
         )
 
     def insert_job(self, job: JobRecord) -> None:
         self._run(
             "INSERT INTO jobs (job_id, owner, submission, name, parallel, epoch, state, "
-            "driver_certificate, reason, wish, placement) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "driver_certificate, reason, wish, placement, price, fee) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 job.job_id,
                 job.owner,
@@ -109,6 +116,8 @@ class JobRows(Rows):
                 job.reason,
                 wish_to_json(job.wish),
                 placement_to_json(job.placement),
+                job.price,
+                job.fee_per_mille,
             ),
         )
         self._save_ranks(job.job_id, job.epoch, job.ranks)

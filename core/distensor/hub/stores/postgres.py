@@ -28,6 +28,7 @@ HOLD_SECONDS = 20.0
 """So long a hub waits for the lock: the database may not have noticed yet that the one before is dead."""
 HUB_LOCK = 0x64697374
 TABLES_LOCK = HUB_LOCK + 1
+LEDGER_LOCK = HUB_LOCK + 2
 
 _SESSION = (
     # An answered commit is on the disk; a database that never answers is one that is gone; a hub that is gone loses
@@ -66,6 +67,9 @@ class PostgresEngine:
             return []
         found: list[Any] = self._execute(_pick_text(table), list(map(list, zip(*keys, strict=True)))).fetchall()
         return found
+
+    def lock_ledger(self) -> None:
+        self._execute("SELECT pg_advisory_xact_lock(%s)", (LEDGER_LOCK,))
 
 
 @cache

@@ -40,6 +40,9 @@ class SqliteEngine:
         text = _pick_text(table)
         return [row for key in keys if (row := self.run(text, key).fetchone()) is not None]
 
+    def lock_ledger(self) -> None:
+        """A transaction that writes has the whole file."""
+
 
 @cache
 def _insert_text(table: Table, otherwise: str) -> str:

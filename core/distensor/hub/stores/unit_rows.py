@@ -1,4 +1,4 @@
-"""Units of work, the entries that they were credited with, and a node's own account, read page by page."""
+"""Units of work, and a node's own account, read page by page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from distensor.core.statement import (
     UnitsQuery,
     UnitState,
 )
-from distensor.hub.metering import PlaceOfWork, Posting, UnitRecord, node_account
+from distensor.hub.ledger.accounts import pending
+from distensor.hub.metering import PlaceOfWork, UnitRecord
 from distensor.hub.stores.engine import Engine, Table
 from distensor.hub.stores.rows import Rows
 
@@ -25,12 +26,6 @@ _UNITS = Table(
     columns=("job_id", "epoch", "step", "rank", "node_id", "state", "claimed", "received"),
     texts=frozenset({"job_id", "node_id", "state"}),
     key=4,
-)
-_ENTRIES = Table(
-    name="entries",
-    columns=("job_id", "epoch", "step", "rank", "account", "amount", "hour"),
-    texts=frozenset({"job_id", "account"}),
-    key=5,
 )
 _NEWS = (
     "ON CONFLICT (job_id, epoch, step, rank) DO UPDATE SET state = excluded.state, claimed = excluded.claimed, "
@@ -60,14 +55,14 @@ class UnitRows(Rows):
         key = (job_id, epoch, rank)
         if key not in self._places:
             row = self._run(
-                "SELECT jobs.owner, ranks.node_id FROM ranks JOIN jobs USING (job_id) "
+                "SELECT jobs.owner, ranks.node_id, jobs.price, jobs.fee FROM ranks JOIN jobs USING (job_id) "
                 "WHERE ranks.job_id = ? AND ranks.epoch = ? AND ranks.rank = ?",
                 key,
             ).fetchone()
             if row is None:
                 return None
-            owner, node_id = row
-            self._places[key] = PlaceOfWork(owner=owner, node_id=NodeId(node_id))
+            owner, node_id, price, fee = row
+            self._places[key] = PlaceOfWork(owner=owner, node_id=NodeId(node_id), price=price, fee_per_mille=fee)
         return self._places[key]
 
     def find_units(self, keys: Iterable[UnitKey]) -> dict[UnitKey, UnitRecord]:
@@ -78,28 +73,19 @@ class UnitRows(Rows):
         rows = [(*_columns(one.key), one.node_id, one.state.value, one.claimed, one.received) for one in units]
         self._engine.insert(_UNITS, rows, _NEWS)
 
-    def post(self, postings: Iterable[Posting]) -> None:
-        """Two entries each, which sum to zero. The same unit twice violates the ledger's unique key."""
-        rows = [
-            (*_columns(one.key), account, amount, one.hour)
-            for one in postings
-            for account, amount in ((one.debit, -one.amount), (one.credit, one.amount))
-        ]
-        self._engine.insert(_ENTRIES, rows)
-
     def earnings(self, node_id: NodeId) -> Earnings:
-        row = self._run("SELECT amount, entries FROM balances WHERE account = ?", (node_account(node_id),)).fetchone()
-        (pending,) = self._run(
+        row = self._run("SELECT amount, entries FROM balances WHERE account = ?", (pending(node_id),)).fetchone()
+        (open_units,) = self._run(
             "SELECT count(*) FROM units WHERE node_id = ? AND state = 'claimed'", (node_id,)
         ).fetchone()
         amount, units = row or (0, 0)
-        return Earnings(confirmed_micro=amount, confirmed_units=units, pending_units=pending)
+        return Earnings(confirmed_micro=amount, confirmed_units=units, pending_units=open_units)
 
     def statement(self, node_id: NodeId, query: StatementQuery) -> Statement:
         """One page of what the node was credited."""
         after = query.after
         cursor = (-1, "", 0, 0) if after is None else (after.hour, after.job_id, after.epoch, after.rank)
-        values = (node_account(node_id), query.since_hour, *cursor, query.most + 1)
+        values = (pending(node_id), query.since_hour, *cursor, query.most + 1)
         found = self._run(_PAGE_OF_ROWS, values).fetchall()
         rows = tuple(
             StatementRow(
@@ -115,7 +101,7 @@ class UnitRows(Rows):
     def units(self, node_id: NodeId, query: UnitsQuery) -> UnitsPage:
         """One page of the units that are the node's."""
         where = (query.job_id, query.epoch, query.from_step, query.rank, node_id)
-        found = self._run(_PAGE_OF_UNITS, (node_account(node_id), *where, query.most + 1)).fetchall()
+        found = self._run(_PAGE_OF_UNITS, (pending(node_id), *where, query.most + 1)).fetchall()
         units = tuple(
             HubUnit(
                 key=UnitKey(job_id=query.job_id, epoch=query.epoch, step=step, rank=query.rank),

@@ -10,14 +10,8 @@ from distensor.comm.messages import ClaimsAnswer, HubToNode, TopologyGrant, Welc
 from distensor.core.control import Assignment, JobState, Mesh, NodeInfo, Unit, UnitKey, WorkerReady
 from distensor.core.ids import DRIVER_RANK, DeviceId, Epoch, Generation, JobId, NodeId, Rank
 from distensor.core.statement import UnitState
-from distensor.hub.metering import (
-    MICRO_PER_MICRO_BATCH,
-    PlaceOfWork,
-    Posting,
-    UnitRecord,
-    node_account,
-    trainer_account,
-)
+from distensor.hub.ledger.accounts import MICRO_PER_MICRO_BATCH
+from distensor.hub.metering import PlaceOfWork, Posting, UnitRecord
 from distensor.hub.records import JobRecord, NodeRecord, RankRecord
 from distensor.hub.repository import Books
 from distensor.testing.simulation.disk import Written
@@ -176,9 +170,9 @@ class Checks:
             return
         right = type(posting.amount) is int and posting.amount == unit.claimed * MICRO_PER_MICRO_BATCH
         self.expect(right, Promise.LEDGER, f"{key} is worth {posting.amount!r} for {unit.claimed} micro-batches")
-        accounts = (trainer_account(self.owners[key.job_id]), node_account(unit.node_id))
-        mine = (posting.debit, posting.credit) == accounts
-        self.expect(mine, Promise.LEDGER, f"{key} goes from {posting.debit} to {posting.credit}, not {accounts}")
+        who = (self.owners[key.job_id], unit.node_id)
+        mine = (posting.owner, posting.node_id) == who
+        self.expect(mine, Promise.LEDGER, f"{key} goes from {posting.owner} to {posting.node_id}, not {who}")
 
     # What nodes say and hear
 
@@ -300,9 +294,11 @@ class Checks:
             work = PlaceOfWork(owner=self.owners[place[0]], node_id=node_id)
             self.expect(books.find_place(*place) == work, Promise.SURVIVES, f"the place of {place} is lost")
         for node_id in self._nodes:
-            earned = sum(one.amount for one in self.postings.values() if one.credit == node_account(node_id))
+            earned = sum(one.amount for one in self.postings.values() if one.node_id == node_id)
             has = books.earnings(node_id).confirmed_micro
             self.expect(has == earned, Promise.LEDGER, f"{node_id} has {has}, its postings are {earned}")
+        total = sum(books.account_balances().values())
+        self.expect(total == 0, Promise.LEDGER, f"all accounts together: {total}")
 
     # What time tells
 
