@@ -18,7 +18,7 @@ from distensor.hub.ledger import accounts
 from distensor.hub.ledger.accounts import Ledger, Policy, quote
 from distensor.hub.ledger.payouts import ManualAdapter, Payout, PayoutState, advance
 from distensor.hub.ledger.statements import By, lines, to_csv, to_json
-from distensor.hub.ledger.transfers import FEES, MAY_BE_NEGATIVE, OUTSIDE, PLATFORM, Kind, Transfer, post
+from distensor.hub.ledger.transfers import MAY_BE_NEGATIVE, OUTSIDE, PLATFORM, Kind, Transfer, post
 from distensor.testing.hub_ledger import MemoryLedger
 
 JOBS, NODES, TRAINERS = ("j_1", "j_2"), ("n_a", "n_b"), {"j_1": "ann", "j_2": "bob"}
@@ -49,7 +49,7 @@ def test_from_deposit_to_paid() -> None:
     assert balances(one) == {OUTSIDE: -10_000, "deposit:ann": 3994, "escrow:j_1": 6006}
     one.credit(key(), "ann", "n_a", 3003, at=10)
     assert balances(one)["pending:n_a"] == 2628
-    assert balances(one)[FEES] == 375
+    assert balances(one)["fees:n_a"] == 375
     assert one.mature(at=HOUR + WINDOW - 1) == ()
     assert [transfer.legs for transfer in one.mature(at=HOUR + WINDOW)] == [
         (("payable:n_a", 2628), ("pending:n_a", -2628))
@@ -62,7 +62,7 @@ def test_from_deposit_to_paid() -> None:
     assert advance(one, adapter, payout, at=300) is PayoutState.SENT
     said["p1"] = PayoutState.PAID
     assert [advance(one, adapter, payout, at=301) for _ in range(3)] == [PayoutState.PAID] * 3
-    assert balances(one) == {OUTSIDE: -10_000 + 2628, "deposit:ann": 6997, FEES: 375}
+    assert balances(one) == {OUTSIDE: -10_000 + 2628, "deposit:ann": 6997, "fees:n_a": 375}
 
 
 def test_without_deposits_the_platform_lends_and_gets_it_back_first() -> None:
@@ -182,13 +182,14 @@ def test_statements_sum_to_the_balance_and_are_the_same_in_both_forms() -> None:
     assert isinstance(one.books, MemoryLedger)
     all_of_them = one.books.transfers.values()
     for by, groups in ((By.DAY, 3), (By.JOB, 1), (By.DEVICE, 2)):
-        found = lines(all_of_them, "pending:n_a", by)
+        found = lines(all_of_them, ["pending:n_a"], by)
+        assert by is not By.DAY or [line.group for line in found] == ["1970-01-01", "1970-01-02", "1970-01-03"]
         assert len(found) == groups
         assert sum(line.micro for line in found) == balances(one)["pending:n_a"]
         table = list(csv.DictReader(io.StringIO(to_csv(found))))
         assert [int(row["micro"]) for row in table] == [row["micro"] for row in json.loads(to_json(found))]
     one.credit(key(job="=1+1"), "ann", "n_a", 5, at=0)
-    assert "\n'=1+1,unit" in to_csv(lines(all_of_them, "pending:n_a", By.JOB))
+    assert "\npending:n_a,'=1+1,unit" in to_csv(lines(all_of_them, ["pending:n_a"], By.JOB))
 
 
 STEPS, RANKS = st.integers(0, 3), st.integers(0, 1)

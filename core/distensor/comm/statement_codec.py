@@ -9,6 +9,7 @@ from distensor.core.ids import DeviceId, Epoch, JobId, Rank
 from distensor.core.statement import (
     MOST_ROWS,
     HubUnit,
+    NodeMoney,
     RowKey,
     Statement,
     StatementQuery,
@@ -74,8 +75,38 @@ def write_statement(statement: Statement) -> pb.StatementReply:
         ],
         more=statement.more,
         earnings=write_earnings(statement.earnings),
-        paid_micro=statement.paid_micro,
+        money=_write_money(statement.money),
     )
+
+
+def _write_money(money: NodeMoney) -> pb.NodeMoneyMessage:
+    return pb.NodeMoneyMessage(
+        credited=money.credited,
+        pending=money.pending,
+        held=money.held,
+        payable=money.payable,
+        clearing=money.clearing,
+        paid=money.paid,
+        void=money.void,
+        fees=money.fees,
+    )
+
+
+def _read_money(message: pb.NodeMoneyMessage) -> NodeMoney:
+    money = NodeMoney(
+        credited=_read_number(message.credited, "credited"),
+        pending=_read_number(message.pending, "pending"),
+        held=_read_number(message.held, "held"),
+        payable=_read_number(message.payable, "payable"),
+        clearing=_read_number(message.clearing, "clearing"),
+        paid=_read_number(message.paid, "paid"),
+        void=_read_number(message.void, "void"),
+        fees=_read_number(message.fees, "fees"),
+    )
+    there = money.pending + money.held + money.payable + money.clearing + money.paid + money.void
+    if there != money.credited:
+        raise HubProtocolError(f"credited={money.credited}: pending, held, payable, clearing, paid, void are {there}")
+    return money
 
 
 def read_statement(message: pb.StatementReply) -> Statement:
@@ -92,7 +123,7 @@ def read_statement(message: pb.StatementReply) -> Statement:
         ),
         more=message.more,
         earnings=read_earnings(message.earnings),
-        paid_micro=message.paid_micro,
+        money=_read_money(message.money),
     )
 
 

@@ -57,14 +57,43 @@ class StatementQuery:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NodeMoney:
+    """Where a node's credits are, in micro-credits. `credited` is the sum of all others but the fees.
+
+    `fees` are the platform's, beside what was credited.
+    """
+
+    credited: int = 0
+    pending: int = 0
+    """Within the challenge window."""
+    held: int = 0
+    """A spot check found something different; somebody has to decide."""
+    payable: int = 0
+    clearing: int = 0
+    """In payouts that are on their way."""
+    paid: int = 0
+    void: int = 0
+    """Taken back after a spot check."""
+    fees: int = 0
+
+
+NO_MONEY = NodeMoney()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Statement:
-    """One page, in the order of the keys. `earnings` are those of the same moment: they equal the sum of all pages."""
+    """One page, in the order of the keys. `earnings` and `money` are those of the same moment: they equal the sum of
+    all pages."""
 
     rows: tuple[StatementRow, ...]
     more: bool
     earnings: Earnings
-    paid_micro: int = 0
-    """What left the ledger for the node's owner. Always 0 so far: this version pays nothing out."""
+    money: NodeMoney = NO_MONEY
+
+    @property
+    def paid_micro(self) -> int:
+        """What left the ledger for the node's owner."""
+        return self.money.paid
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from distensor.core.ids import AccountId, JobId, NodeId
 from distensor.hub.ledger.accounts import Policy
 from distensor.hub.ledger.transfers import Kind, LedgerBooks, Transfer
 
@@ -34,3 +35,20 @@ class MoneyBooks(LedgerBooks, Protocol):
 
     def has_ended(self, job_id: str) -> bool | None:
         """Whether a job has ended; None: there is none."""
+
+    def work_sum(self, account: str) -> tuple[int, int]:
+        """What all units together brought an account or took from it, in micro-credits, and how many they are."""
+
+    def job_sums(self, job_id: str) -> dict[str, int]:
+        """By account, what the units of a job brought it or took from it."""
+
+    def units_of_job(self, job_id: str) -> int:
+        """How many units of a job were credited."""
+
+    def nodes_of(self, account: str) -> Sequence[NodeId]:
+        """The nodes of an account, in order of their ids."""
+
+    def jobs_of(self, account: str) -> Sequence[JobId]:
+        """The jobs of an account, oldest first."""
+
+    def owner_of_node(self, node_id: str) -> AccountId | None: ...

@@ -280,7 +280,7 @@ class HubService:
         await self._apply(effects)
         return job_id, epoch
 
-    async def _submit(self, owner: AccountId, spec: JobSpec) -> tuple[JobId, Epoch, list[Effect]]:
+    async def _submit(self, owner: str, spec: JobSpec) -> tuple[JobId, Epoch, list[Effect]]:
         """The quote is set aside first, so that no job is placed which is not covered."""
         if (known := self._machine.submitted(owner, spec.submission)) is not None:
             return *known, []

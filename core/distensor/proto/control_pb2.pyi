@@ -1486,28 +1486,71 @@ class StatementReply(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     EARNINGS_FIELD_NUMBER: _builtins.int
-    PAID_MICRO_FIELD_NUMBER: _builtins.int
+    MONEY_FIELD_NUMBER: _builtins.int
     more: _builtins.bool
-    paid_micro: _builtins.int
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___StatementRowMessage]: ...
     @_builtins.property
     def earnings(self) -> Global___EarningsMessage: ...
+    @_builtins.property
+    def money(self) -> Global___NodeMoneyMessage: ...
     def __init__(
         self,
         *,
         rows: _abc.Iterable[Global___StatementRowMessage] | None = ...,
         more: _builtins.bool = ...,
         earnings: Global___EarningsMessage | None = ...,
-        paid_micro: _builtins.int = ...,
+        money: Global___NodeMoneyMessage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["earnings", b"earnings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["earnings", b"earnings", "money", b"money"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["earnings", b"earnings", "more", b"more", "paid_micro", b"paid_micro", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["earnings", b"earnings", "money", b"money", "more", b"more", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatementReply: _TypeAlias = StatementReply  # noqa: Y015
+
+@_typing.final
+class NodeMoneyMessage(_message.Message):
+    """Where a node's credits are: all in micro-credits, none below 0."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CREDITED_FIELD_NUMBER: _builtins.int
+    PENDING_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    PAYABLE_FIELD_NUMBER: _builtins.int
+    CLEARING_FIELD_NUMBER: _builtins.int
+    PAID_FIELD_NUMBER: _builtins.int
+    VOID_FIELD_NUMBER: _builtins.int
+    FEES_FIELD_NUMBER: _builtins.int
+    credited: _builtins.int
+    pending: _builtins.int
+    held: _builtins.int
+    payable: _builtins.int
+    clearing: _builtins.int
+    paid: _builtins.int
+    void: _builtins.int
+    fees: _builtins.int
+    def __init__(
+        self,
+        *,
+        credited: _builtins.int = ...,
+        pending: _builtins.int = ...,
+        held: _builtins.int = ...,
+        payable: _builtins.int = ...,
+        clearing: _builtins.int = ...,
+        paid: _builtins.int = ...,
+        void: _builtins.int = ...,
+        fees: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clearing", b"clearing", "credited", b"credited", "fees", b"fees", "held", b"held", "paid", b"paid", "payable", b"payable", "pending", b"pending", "void", b"void"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeMoneyMessage: _TypeAlias = NodeMoneyMessage  # noqa: Y015
 
 @_typing.final
 class UnitsRequest(_message.Message):

@@ -132,3 +132,24 @@ class MemoryLedgerBooks:
                 units, micro = sums.get(key, (0, 0))
                 sums[key] = (units + 1, micro + amount)
         return [(*key, *sums[key]) for key in sorted(sums)]
+
+    def work_sum(self, account: str) -> tuple[int, int]:
+        brought = [
+            amount
+            for one in self._money.transfers.values()
+            if one.kind is Kind.UNIT and (amount := dict(one.legs).get(account))
+        ]
+        return sum(brought), len(brought)
+
+    def job_sums(self, job_id: str) -> dict[str, int]:
+        sums: Counter[str] = Counter()
+        for one in self._units_of(job_id):
+            for account, amount in one.legs:
+                sums[account] += amount
+        return dict(sorted(sums.items()))
+
+    def units_of_job(self, job_id: str) -> int:
+        return len(self._units_of(job_id))
+
+    def _units_of(self, job_id: str) -> list[Transfer]:
+        return [one for one in self._money.transfers.values() if one.kind is Kind.UNIT and one.job_id == job_id]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from distensor.core.control import Earnings, NodeInfo, UnitKey
 from distensor.core.errors import StoreError
-from distensor.core.ids import DeviceId, Epoch, Generation, JobId, NodeId, Rank
+from distensor.core.ids import AccountId, DeviceId, Epoch, Generation, JobId, NodeId, Rank
 from distensor.core.statement import (
     HubUnit,
     RowKey,
@@ -22,6 +22,7 @@ from distensor.core.statement import (
 )
 from distensor.hub.ledger.accounts import pending, unit_name
 from distensor.hub.ledger.transfers import Kind, Transfer
+from distensor.hub.ledger_queries import node_money
 from distensor.hub.metering import PlaceOfWork, UnitRecord
 from distensor.hub.records import JobRecord, NodeRecord, RankRecord, TokenRecord
 from distensor.hub.repository import Snapshot
@@ -197,6 +198,16 @@ class MemoryBooks(MemoryAccessBooks, MemoryLedgerBooks):
         job = self._tables.jobs.get(JobId(job_id))
         return None if job is None else job.state.ended
 
+    def nodes_of(self, account: str) -> list[NodeId]:
+        return sorted(one.node_id for one in self._tables.nodes.values() if one.account == account)
+
+    def jobs_of(self, account: str) -> list[JobId]:
+        return [one.job_id for one in self._tables.jobs.values() if one.owner == account]
+
+    def owner_of_node(self, node_id: str) -> AccountId | None:
+        node = self._tables.nodes.get(NodeId(node_id))
+        return None if node is None else node.account
+
     def device_of(self, unit: Transfer) -> str:
         """The device on which a unit was computed."""
         _, job_id, epoch, _, rank = unit.key.split("/")
@@ -213,7 +224,12 @@ class MemoryBooks(MemoryAccessBooks, MemoryLedgerBooks):
                 before = sums.get(row, StatementRow(key=row, device_id=device, units=0, micro=0))
                 sums[row] = replace(before, units=before.units + 1, micro=before.micro + micro)
         rows = [sums[key] for key in sorted(sums) if query.after is None or key > query.after]
-        return Statement(rows=tuple(rows[: query.most]), more=len(rows) > query.most, earnings=self.earnings(node_id))
+        return Statement(
+            rows=tuple(rows[: query.most]),
+            more=len(rows) > query.most,
+            earnings=self.earnings(node_id),
+            money=node_money(self, node_id),
+        )
 
     def units(self, node_id: NodeId, query: UnitsQuery) -> UnitsPage:
         line = (query.job_id, query.epoch, query.rank)

@@ -163,8 +163,8 @@ class JobConnection:
     ) -> JobConnection:
         """Submit, wait until every worker is ready, connect to all.
 
-        `largest_tensor` (bytes) bounds what a worker may make this process hold at once. `aggregators`, `micro_batches`:
-        see `JobSpec`.
+        `largest_tensor` (bytes) bounds what a worker may make this process hold at once. `aggregators` and
+        `micro_batches`: see `JobSpec`.
 
         Raises:
             PlacementError: more ranks than free workers, or no worker got ready in time.

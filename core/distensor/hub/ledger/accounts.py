@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from distensor.core.control import UnitKey
 from distensor.core.errors import LedgerError
 from distensor.core.statement import HOUR_SECONDS
-from distensor.hub.ledger.transfers import FEES, OUTSIDE, PLATFORM, Kind, LedgerBooks, Transfer, legs_of, post
+from distensor.hub.ledger.transfers import OUTSIDE, PLATFORM, Kind, LedgerBooks, Transfer, legs_of, post
 
 PER_MILLE = 1000
 DAY = 86_400
@@ -91,6 +91,11 @@ def payable(node_id: str) -> str:
     return f"payable:{node_id}"
 
 
+def fees(node_id: str) -> str:
+    """The platform's own, kept apart by whose work brought it."""
+    return f"fees:{node_id}"
+
+
 def clearing(payout_id: str) -> str:
     return f"clearing:{payout_id}"
 
@@ -136,7 +141,7 @@ def credited(credits_: Iterable[Credit], balance: Callable[[str], int]) -> list[
             trainer(one.trainer): -own,
             PLATFORM: aside + own - one.amount,
             pending(one.node_id): one.amount - one.fee,
-            FEES: one.fee,
+            fees(one.node_id): one.fee,
         }
         transfers.append(
             Transfer(
@@ -217,13 +222,13 @@ class Ledger:
         key_of_it = f"decision/{unit_name(key)}"
         if (before := self.books.find_transfer(key_of_it)) is not None and before.kind is kind:
             return before
-        share, fee = _share(unit, pending(node_id)), dict(unit.legs).get(FEES, 0)
+        share, fee = _share(unit, pending(node_id)), dict(unit.legs).get(fees(node_id), 0)
         hour = unit.at // HOUR_SECONDS
         back = payable(node_id) if hour < self.books.open_hour() else pending(node_id)
         legs = legs_of(
             {held(node_id): -share, back: share}
             if good
-            else {held(node_id): -share, FEES: -fee, trainer(name): share + fee}
+            else {held(node_id): -share, fees(node_id): -fee, trainer(name): share + fee}
         )
         return post(self.books, Transfer(key=key_of_it, kind=kind, legs=legs, at=at, job_id=unit.job_id, hour=hour))
 

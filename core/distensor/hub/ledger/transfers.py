@@ -21,7 +21,6 @@ OUTSIDE = "outside"
 """The world: negative by what it has paid in and not got back."""
 PLATFORM = "platform"
 """What the operator lends where no deposits are demanded. May be negative."""
-FEES = "fees"
 MAY_BE_NEGATIVE = frozenset({OUTSIDE, PLATFORM})
 
 

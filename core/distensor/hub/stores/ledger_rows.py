@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from distensor.core.errors import LedgerError
+from distensor.core.ids import AccountId, JobId, NodeId
 from distensor.core.statement import HOUR_SECONDS
 from distensor.hub.ledger.accounts import Policy, credited
 from distensor.hub.ledger.transfers import Kind, Transfer
@@ -197,6 +198,40 @@ class LedgerRows(Rows):
                 (account, since_hour),
             ).fetchall()
         ]
+
+    def work_sum(self, account: str) -> tuple[int, int]:
+        """What all units together brought an account, and how many they are."""
+        row = self._run("SELECT amount, entries FROM balances WHERE account = ?", (account,)).fetchone()
+        return (0, 0) if row is None else (row[0], row[1])
+
+    def job_sums(self, job_id: str) -> dict[str, int]:
+        return dict(
+            self._run(
+                "SELECT account, CAST(sum(amount) AS BIGINT) FROM hourly WHERE job_id = ? GROUP BY account "
+                "ORDER BY account",
+                (job_id,),
+            ).fetchall()
+        )
+
+    def units_of_job(self, job_id: str) -> int:
+        (count,) = self._run(
+            "SELECT coalesce(CAST(sum(entries) AS BIGINT), 0) FROM hourly WHERE job_id = ? "
+            "AND substr(account, 1, 8) = 'pending:'",
+            (job_id,),
+        ).fetchone()
+        return int(count)
+
+    def nodes_of(self, account: str) -> list[NodeId]:
+        rows = self._run("SELECT node_id FROM nodes WHERE account = ? ORDER BY node_id", (account,)).fetchall()
+        return [NodeId(node_id) for (node_id,) in rows]
+
+    def jobs_of(self, account: str) -> list[JobId]:
+        rows = self._run("SELECT job_id FROM jobs WHERE owner = ? ORDER BY number", (account,)).fetchall()
+        return [JobId(job_id) for (job_id,) in rows]
+
+    def owner_of_node(self, node_id: str) -> AccountId | None:
+        row = self._run("SELECT account FROM nodes WHERE node_id = ?", (node_id,)).fetchone()
+        return None if row is None else AccountId(row[0])
 
     def open_units(self, job_id: str) -> int:
         """Micro-batches of the job's units of which only one side has said something yet."""

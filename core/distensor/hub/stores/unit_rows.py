@@ -17,9 +17,10 @@ from distensor.core.statement import (
     UnitState,
 )
 from distensor.hub.ledger.accounts import pending
+from distensor.hub.ledger_queries import node_money
 from distensor.hub.metering import PlaceOfWork, UnitRecord
 from distensor.hub.stores.engine import Engine, Table
-from distensor.hub.stores.rows import Rows
+from distensor.hub.stores.ledger_rows import LedgerRows
 
 _UNITS = Table(
     name="units",
@@ -46,7 +47,7 @@ FROM units WHERE job_id = ? AND epoch = ? AND step >= ? AND rank = ? AND node_id
 """
 
 
-class UnitRows(Rows):
+class UnitRows(LedgerRows):
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         self._places: dict[tuple[JobId, Epoch, Rank], PlaceOfWork] = {}
@@ -96,7 +97,12 @@ class UnitRows(Rows):
             )
             for hour, job_id, epoch, rank, device_id, entries, amount in found[: query.most]
         )
-        return Statement(rows=rows, more=len(found) > query.most, earnings=self.earnings(node_id))
+        return Statement(
+            rows=rows,
+            more=len(found) > query.most,
+            earnings=self.earnings(node_id),
+            money=node_money(self, node_id),
+        )
 
     def units(self, node_id: NodeId, query: UnitsQuery) -> UnitsPage:
         """One page of the units that are the node's."""

@@ -68,7 +68,11 @@ CREATE TABLE moved (account TEXT PRIMARY KEY, amount INTEGER NOT NULL, entries I
 
 CREATE TABLE terms (key TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
 
-CREATE INDEX hourly_by_hour ON hourly (hour)
+CREATE INDEX hourly_by_hour ON hourly (hour);
+
+CREATE INDEX hourly_by_job ON hourly (job_id);
+
+CREATE INDEX nodes_of_accounts ON nodes (account)
 """
     ),
     sums("legs_change_moved", "legs", "moved", ("account",)),
@@ -95,6 +99,10 @@ DOWN = together(
     tables(
         """
 DELETE FROM meta WHERE key = 'open_hour';
+
+DROP INDEX nodes_of_accounts;
+
+DROP INDEX hourly_by_job;
 
 DROP INDEX hourly_by_hour;
 
