@@ -20,6 +20,7 @@ from distensor.core.ids import Epoch, JobId, Rank
 from distensor.core.statement import (
     MOST_ROWS,
     HubUnit,
+    NodeMoney,
     RowKey,
     Statement,
     StatementQuery,
@@ -33,6 +34,10 @@ from distensor.proto import control_pb2 as pb
 KEYS = st.builds(RowKey, hour=EPOCHS, job_id=NAMES, epoch=EPOCHS, rank=COUNTS)
 QUERY = UnitsQuery(job_id=JobId("j_1"), epoch=Epoch(2), rank=Rank(3))
 MICRO: Any = st.integers(min_value=-(2**62), max_value=2**62)
+PARTS = ("pending", "held", "payable", "clearing", "paid", "void")
+MONEY = st.fixed_dictionaries({part: st.integers(0, 2**59) for part in (*PARTS, "fees")}).map(
+    lambda parts: NodeMoney(credited=sum(parts[part] for part in PARTS), **parts)
+)
 STATEMENTS = st.builds(
     Statement,
     rows=st.lists(
@@ -40,7 +45,7 @@ STATEMENTS = st.builds(
     ).map(tuple),
     more=st.booleans(),
     earnings=EARNINGS,
-    paid_micro=MICRO,
+    money=MONEY,
 )
 STEP_KEYS = st.builds(UnitKey, job_id=st.just("j_1"), epoch=st.just(2), step=EPOCHS, rank=st.just(3))
 SIZES: Any = st.none() | st.integers(min_value=0, max_value=2**32 - 1)
@@ -74,6 +79,8 @@ def test_what_is_out_of_its_limits_is_named() -> None:
         codec.read_units_query(pb.UnitsRequest(job_id="j_1", most=MOST_ROWS + 1))
     with pytest.raises(HubProtocolError, match="from_step"):
         codec.read_units_query(pb.UnitsRequest(job_id="j_1", from_step=1 << 63, most=1))
+    with pytest.raises(HubProtocolError, match="credited=5: .* are 4"):
+        codec.read_statement(pb.StatementReply(money=pb.NodeMoneyMessage(credited=5, paid=4)))
     with pytest.raises(HubProtocolError, match="unit state='paid'"):
         codec.read_units(pb.UnitsReply(units=[pb.UnitMessage(state="paid")]), QUERY)
     with pytest.raises(HubProtocolError, match="2001 rows"):

@@ -209,6 +209,6 @@ async def test_what_a_node_says_of_itself_does_not_undo_a_new_credential(tmp_pat
     with closing(SqliteStore(tmp_path / "hub.sqlite")) as store, store.transaction() as books:
         books.save_node(old)
         books.save_node(replace(old, secret_hash="new"))
-        save_all(books, [effect for effect in effects if isinstance(effect, SaveInfo)])
+        save_all(books, [effect for effect in effects if isinstance(effect, SaveInfo)], 0)
         [kept] = books.snapshot().nodes
     assert (kept.secret_hash, kept.info.version) == ("new", "9.9")

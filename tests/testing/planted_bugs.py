@@ -85,7 +85,7 @@ def the_hub_answers_before_the_commit(patch: pytest.MonkeyPatch) -> None:
     def apply(self: Any, effects: Iterable[Any]) -> asyncio.Future[None]:
         saves = [effect for effect in effects if isinstance(effect, service._SAVES)]
         if saves:
-            self._writer.submit(lambda books: service._save_all(books, saves, 0))
+            self._writer.submit(lambda books: service.save_all(books, saves, 0))
         return whole(self, [effect for effect in effects if effect not in saves])
 
     whole = HubService._apply

@@ -88,7 +88,7 @@ class JobCost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerMoney:
-    """`deposited`: all that was ever paid in; `deposit`: what can be spent now; `escrow`: what is set aside for jobs."""
+    """`deposited`: all that was ever paid in; `deposit`: what can be spent; `escrow`: what is set aside for jobs."""
 
     account: str
     deposited: int
