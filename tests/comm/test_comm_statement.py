@@ -79,7 +79,7 @@ def test_what_is_out_of_its_limits_is_named() -> None:
         codec.read_units_query(pb.UnitsRequest(job_id="j_1", most=MOST_ROWS + 1))
     with pytest.raises(HubProtocolError, match="from_step"):
         codec.read_units_query(pb.UnitsRequest(job_id="j_1", from_step=1 << 63, most=1))
-    with pytest.raises(HubProtocolError, match="credited=5: .* are 4"):
+    with pytest.raises(HubProtocolError, match=r"credited=5: .* are 4"):
         codec.read_statement(pb.StatementReply(money=pb.NodeMoneyMessage(credited=5, paid=4)))
     with pytest.raises(HubProtocolError, match="unit state='paid'"):
         codec.read_units(pb.UnitsReply(units=[pb.UnitMessage(state="paid")]), QUERY)
