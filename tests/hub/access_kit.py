@@ -20,6 +20,7 @@ from distensor.hub import access
 from distensor.hub.access_books import AccessBooks
 from distensor.hub.accounts import MAIN, main_account
 from distensor.hub.administration import Clerk, add_account, create_key
+from distensor.hub.app import Inside
 from distensor.hub.audit import AuditEntry
 from distensor.hub.authorization import Scope
 from distensor.hub.door import Door
@@ -44,6 +45,7 @@ class DoorHub:
     address: HubAddress
     fingerprint: str
     authority_pem: str
+    inside: Inside
     lines: list[str] = field(default_factory=list)
 
     async def do(self, run: Callable[[AccessBooks], T]) -> T:
@@ -109,6 +111,9 @@ async def door_hub(tmp_path: Path, limit: Limit = DEFAULT_LIMIT) -> AsyncIterato
             address=server.address,
             fingerprint=authority.fingerprint,
             authority_pem=authority.authority_pem,
+            inside=Inside(
+                machine=machine, writer=writer, door=door, service=service, clock=SYSTEM_CLOCK, log=lines.append
+            ),
             lines=lines,
         )
     finally:

@@ -214,7 +214,7 @@ async def test_the_wire_answers_as_the_table_says_and_a_foreign_object_reads_lik
         wrong: list[object] = []
         refused: Counter[tuple[str, str]] = Counter()
         for caller in await _callers(here):
-            for operation in Operation:
+            for operation in TABLE:
                 answers = {}
                 for owner, job in objects.items():
                     answer = answers[owner] = await here.ask(caller.metadata, operation, job)
@@ -236,7 +236,7 @@ def _kind(actor: str) -> str:
 
 async def test_a_join_token_joins_and_does_nothing_else(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
-        for operation in Operation:
+        for operation in TABLE:
             metadata = bearer("join", await here.hub.join_secret())
             answer = await here.ask(metadata, operation, here.own)
             assert answer.code is (None if operation is Operation.NODE else grpc.StatusCode.PERMISSION_DENIED)
@@ -283,7 +283,7 @@ async def test_what_is_not_recognised_is_refused_alike_by_every_call(tmp_path: P
         }
         assert len(shown) < DEFAULT_LIMIT.failures, "nobody is to wait within the first round"
         codes: Counter[grpc.StatusCode | None] = Counter()
-        operations = sorted(Operation, key=lambda operation: operation is Operation.NODE)  # last: it may ask twice
+        operations = sorted(TABLE, key=lambda operation: operation is Operation.NODE)  # last: it may ask twice
         for number, operation in enumerate(operations):
             may = {grpc.StatusCode.UNAUTHENTICATED} | ({grpc.StatusCode.RESOURCE_EXHAUSTED} if number else set())
             for name, metadata in shown.items():

@@ -27,6 +27,7 @@ FORBIDDEN = {
     "distensor.hub": ARRAYS,
     "distensor.hub.cli": ARRAYS,
     "distensor.cloud": ARRAYS,
+    "distensor.cloud.cli": (*ARRAYS, "fastapi", "uvicorn"),
     "distensor.relay": ARRAYS,
     "distensor.relay.cli": ARRAYS,
     "distensor_server": ARRAYS,

@@ -35,10 +35,17 @@ class Scope(StrEnum):
     JOBS_READ = "jobs:read"
     JOBS_WRITE = "jobs:write"
     JOBS_END = "jobs:end"
+    NODES_READ = "nodes:read"
+    ACCOUNTS_READ = "accounts:read"
+    ACCOUNTS_WRITE = "accounts:write"
+    KEYS_WRITE = "keys:write"
+    KEYS_REVOKE = "keys:revoke"
+    AUDIT_READ = "audit:read"
+    METRICS_READ = "metrics:read"
 
 
 class Operation(StrEnum):
-    """What can be asked of a hub: the calls of `control.proto`."""
+    """What can be asked of a hub: the calls of `control.proto`, then what only the HTTP API has."""
 
     NODE = "Node"
     STATEMENT = "Statement"
@@ -52,6 +59,19 @@ class Operation(StrEnum):
     LIST_JOBS = "ListJobs"
     EXPLAIN_JOB = "ExplainJob"
     END_JOB = "EndJob"
+    WHO_AM_I = "WhoAmI"
+    READ_NODES = "ReadNodes"
+    READ_TOPOLOGY = "ReadTopology"
+    READ_RUN = "ReadRun"
+    READ_ACCOUNTS = "ReadAccounts"
+    ADD_ACCOUNT = "AddAccount"
+    CHANGE_ACCOUNT = "ChangeAccount"
+    READ_KEYS = "ReadKeys"
+    CREATE_KEY = "CreateKey"
+    ROTATE_KEY = "RotateKey"
+    REVOKE_KEY = "RevokeKey"
+    READ_AUDIT = "ReadAudit"
+    READ_METRICS = "ReadMetrics"
 
 
 class Reach(StrEnum):
@@ -81,6 +101,11 @@ _READ_JOBS = Rule(Scope.JOBS_READ)
 _READ_ALL_JOBS = Rule(Scope.JOBS_READ, Reach.ANY)
 _WRITE_JOBS = Rule(Scope.JOBS_WRITE)
 _BY_KIND = Rule(None)
+_READ_ACCOUNT = Rule(Scope.ACCOUNTS_READ)
+_READ_ALL_ACCOUNTS = Rule(Scope.ACCOUNTS_READ, Reach.ANY)
+_WRITE_ACCOUNTS = Rule(Scope.ACCOUNTS_WRITE, Reach.ANY)
+_WRITE_KEYS = Rule(Scope.KEYS_WRITE, Reach.ANY)
+_REVOKE = Rule(Scope.KEYS_REVOKE)
 
 RULES: Mapping[Operation, Mapping[Who, Rule]] = MappingProxyType(
     {
@@ -96,6 +121,31 @@ RULES: Mapping[Operation, Mapping[Who, Rule]] = MappingProxyType(
         Operation.LIST_JOBS: {Who.TRAINER: _READ_JOBS, Who.ADMIN: _READ_ALL_JOBS},
         Operation.EXPLAIN_JOB: {Who.TRAINER: _READ_JOBS, Who.ADMIN: _READ_ALL_JOBS},
         Operation.END_JOB: {Who.TRAINER: Rule(Scope.JOBS_END), Who.ADMIN: Rule(Scope.JOBS_END, Reach.ANY)},
+        Operation.WHO_AM_I: {Who.PROVIDER: _BY_KIND, Who.TRAINER: _BY_KIND, Who.ADMIN: _BY_KIND},
+        Operation.READ_NODES: {
+            Who.PROVIDER: Rule(Scope.NODES_READ),
+            Who.TRAINER: _READ_MESH,
+            Who.ADMIN: _READ_MESH,
+        },
+        Operation.READ_TOPOLOGY: {Who.TRAINER: _READ_JOBS, Who.ADMIN: _READ_ALL_JOBS},
+        Operation.READ_RUN: {Who.TRAINER: _READ_JOBS, Who.ADMIN: _READ_ALL_JOBS},
+        Operation.READ_ACCOUNTS: {
+            Who.PROVIDER: _READ_ACCOUNT,
+            Who.TRAINER: _READ_ACCOUNT,
+            Who.ADMIN: _READ_ALL_ACCOUNTS,
+        },
+        Operation.ADD_ACCOUNT: {Who.ADMIN: _WRITE_ACCOUNTS},
+        Operation.CHANGE_ACCOUNT: {Who.ADMIN: _WRITE_ACCOUNTS},
+        Operation.READ_KEYS: {
+            Who.PROVIDER: _READ_ACCOUNT,
+            Who.TRAINER: _READ_ACCOUNT,
+            Who.ADMIN: _READ_ALL_ACCOUNTS,
+        },
+        Operation.CREATE_KEY: {Who.ADMIN: _WRITE_KEYS},
+        Operation.ROTATE_KEY: {Who.ADMIN: _WRITE_KEYS},
+        Operation.REVOKE_KEY: {Who.PROVIDER: _REVOKE, Who.TRAINER: _REVOKE, Who.ADMIN: _WRITE_KEYS},
+        Operation.READ_AUDIT: {Who.ADMIN: Rule(Scope.AUDIT_READ, Reach.ANY)},
+        Operation.READ_METRICS: {Who.ADMIN: Rule(Scope.METRICS_READ, Reach.ANY)},
     }
 )
 """Whatever is not in the table is refused."""

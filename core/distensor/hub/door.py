@@ -35,6 +35,7 @@ NOBODY = Barred()
 _WAYS = {
     "trainer": (Who.TRAINER, Who.ADMIN),
     "join": (Who.PROVIDER,),
+    "api": (Who.PROVIDER, Who.TRAINER, Who.ADMIN),
 }
 """Which kinds of keys may stand where a token of this kind does."""
 
@@ -107,7 +108,7 @@ class Door:
                 if node is None or not matches(secret, node.secret_hash):
                     raise AuthenticationError("the hub does not know this node's credential")
                 return principal_of_node(node)
-            case Bearer(kind="trainer" | "join", parts=(secret,)):
+            case Bearer(kind="trainer" | "join" | "api", parts=(secret,)):
                 return self._known.get(f"{bearer.kind} {hash_secret(secret)}")
         raise AuthenticationError("the call carries no token or credential of a known form")
 
@@ -121,7 +122,7 @@ class Door:
         secret, version = bearer.parts[0], self._version
         if is_key(secret):
             who = await self._from_key(bearer.kind, secret, mark)
-        elif bearer.kind == "trainer":
+        elif bearer.kind != "join":
             token = await self._writer.read(lambda books: access.find_token(books, mark, Role.TRAINER))
             who = Principal(
                 kind=Who.TRAINER,

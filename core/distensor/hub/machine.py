@@ -24,7 +24,7 @@ from distensor.core.control import (
     WorkerReady,
 )
 from distensor.core.errors import ConfigError, ControlError, HubProtocolError, PlacementError, StaleEpochError
-from distensor.core.ids import DRIVER_RANK, Epoch, Generation, JobId, NodeId, Rank
+from distensor.core.ids import DRIVER_RANK, AccountId, Epoch, Generation, JobId, NodeId, Rank
 from distensor.core.job_report import JobReport, JobSummary
 from distensor.hub import jobs
 from distensor.hub.accounts import Quota
@@ -144,8 +144,8 @@ class HubMachine:
     def beat(self, session: SessionId, beat: Heartbeat, now: float, hub_time: float) -> list[Effect]:
         return self._members.beat(session, beat, now, hub_time)
 
-    def mesh(self, now: float) -> Mesh:
-        return self._members.mesh(self._schedule.used(), now)
+    def mesh(self, now: float, account: AccountId | None = None) -> Mesh:
+        return self._members.mesh(self._schedule.used(), now, account)
 
     def _restore(self, session: SessionId, node_id: NodeId, job: JobRecord, has: set[JobRef]) -> list[Effect]:
         mine = [rank for rank in job.ranks if rank.node_id == node_id]

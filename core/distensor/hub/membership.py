@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from distensor.comm.messages import Heartbeat, HeartbeatAnswer, Rejected
 from distensor.core.control import Earnings, Mesh, MeshNode, NodeInfo
-from distensor.core.ids import DeviceId, Generation, NodeId
+from distensor.core.ids import AccountId, DeviceId, Generation, NodeId
 from distensor.core.reading import Unavailable
 from distensor.hub.effects import Disconnect, Effect, Note, SaveInfo, Send, SessionId, SpendToken
 from distensor.hub.placement import DeviceOffer, NodeOffer, site_of
@@ -136,10 +136,11 @@ class Membership:
         """How many known nodes are not connected: after a restart of the hub, those that have yet to come back."""
         return sum(not self._is_connected(node, now) for node in self._nodes.values())
 
-    def mesh(self, used: Counter[Slot], now: float) -> Mesh:
-        """Every connected node, and those that were heard of last among the others."""
-        here = [node for node in self._nodes.values() if self._is_connected(node, now)]
-        gone = [node for node in self._nodes.values() if not self._is_connected(node, now)]
+    def mesh(self, used: Counter[Slot], now: float, account: AccountId | None = None) -> Mesh:
+        """Every connected node, and those that were heard of last among the others; of one account, or of all."""
+        known = [node for node in self._nodes.values() if account in (None, node.record.account)]
+        here = [node for node in known if self._is_connected(node, now)]
+        gone = [node for node in known if not self._is_connected(node, now)]
         gone.sort(key=lambda node: node.gone_since, reverse=True)
         nodes = sorted([*here, *gone[:MOST_GONE_LISTED]], key=_by_name)
         return Mesh(generation=self._generation, nodes=tuple(self._seen(node, used, now) for node in nodes))

@@ -48,6 +48,15 @@ class Books(UnitBooks, AccessBooks, MoneyBooks, Protocol):
 
     def insert_job(self, job: JobRecord) -> None: ...
 
+    def find_job(self, job_id: JobId) -> JobRecord | None:
+        """Also one that ended long ago."""
+
+    def epochs_of(self, job_id: JobId) -> tuple[Epoch, ...]:
+        """Those in which the job had ranks, the first one first."""
+
+    def ranks_of(self, job_id: JobId, epoch: Epoch) -> tuple[RankRecord, ...]:
+        """The ranks of any epoch, in order; none where there was no such epoch."""
+
     def update_job(self, job: JobRecord) -> None:
         """State and reason only; ranks have their own rows."""
 

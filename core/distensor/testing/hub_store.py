@@ -155,6 +155,19 @@ class MemoryBooks(MemoryAccessBooks, MemoryLedgerBooks):
         self._tables.jobs[job.job_id] = job
         self._tables.ranks |= {(job.job_id, job.epoch, rank.rank): rank for rank in job.ranks}
 
+    def find_job(self, job_id: JobId) -> JobRecord | None:
+        return self._tables.jobs.get(job_id)
+
+    def epochs_of(self, job_id: JobId) -> tuple[Epoch, ...]:
+        return tuple(sorted({epoch for one, epoch, _ in self._tables.ranks if one == job_id}))
+
+    def ranks_of(self, job_id: JobId, epoch: Epoch) -> tuple[RankRecord, ...]:
+        job = self._tables.jobs.get(job_id)
+        if job is not None and job.epoch == epoch:
+            return job.ranks  # with the newest news
+        found = (rank for key, rank in self._tables.ranks.items() if key[:2] == (job_id, epoch))
+        return tuple(sorted(found, key=lambda rank: rank.rank))
+
     def update_job(self, job: JobRecord) -> None:
         known = self._tables.jobs[job.job_id]
         self._tables.jobs[job.job_id] = replace(

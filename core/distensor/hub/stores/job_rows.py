@@ -68,6 +68,22 @@ class JobRows(Rows):
             for owner, submission, job_id, epoch in self._run("SELECT owner, submission, job_id, epoch FROM jobs")
         }
 
+    def find_job(self, job_id: JobId) -> JobRecord | None:
+        row = self._run("SELECT job_id FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
+        return None if row is None else self._job(job_id)
+
+    def epochs_of(self, job_id: JobId) -> tuple[Epoch, ...]:
+        rows = self._run("SELECT DISTINCT epoch FROM ranks WHERE job_id = ? ORDER BY epoch", (job_id,))
+        return tuple(Epoch(epoch) for (epoch,) in rows)
+
+    def ranks_of(self, job_id: JobId, epoch: Epoch) -> tuple[RankRecord, ...]:
+        rows = self._run(
+            "SELECT rank, node_id, device_id, worker_id, port, certificate, state, restarts, reason, continues "
+            "FROM ranks WHERE job_id = ? AND epoch = ? ORDER BY rank",
+            (job_id, epoch),
+        )
+        return tuple(map(_rank, rows))
+
     def _job(self, job_id: JobId) -> JobRecord:
         row = self._run(
             "SELECT owner, submission, name, parallel, epoch, state, driver_certificate, reason, request, wish, "
@@ -77,11 +93,6 @@ class JobRows(Rows):
         ).fetchone()
         owner, submission, name, parallel, epoch, state, driver_certificate, reason, request, wish, *more = row
         placement, price, fee = more
-        ranks = self._run(
-            "SELECT rank, node_id, device_id, worker_id, port, certificate, state, restarts, reason, continues "
-            "FROM ranks WHERE job_id = ? AND epoch = ? ORDER BY rank",
-            (job_id, epoch),
-        )
         return JobRecord(
             job_id=job_id,
             owner=owner,
@@ -91,7 +102,7 @@ class JobRows(Rows):
             epoch=Epoch(epoch),
             state=JobState(state),
             driver_certificate_pem=driver_certificate,
-            ranks=tuple(_rank(row) for row in ranks),
+            ranks=self.ranks_of(job_id, Epoch(epoch)),
             reason=reason,
             request=request,
             wish=wish_from_json(wish),
