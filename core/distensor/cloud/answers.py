@@ -91,7 +91,7 @@ def sent(model: BaseModel, status: int = 200, headers: Mapping[str, str] | None 
     return Response(body, status, headers={**(headers or {}), "ETag": etag(body)}, media_type="application/json")
 
 
-def read(model: BaseModel, if_none_match: str | None) -> Response:
+def shown(model: BaseModel, if_none_match: str | None) -> Response:
     """The answer to a GET: only its ETag where the caller has it already."""
     answer = sent(model, headers={"Cache-Control": "private, no-cache"})
     tag = answer.headers["ETag"]

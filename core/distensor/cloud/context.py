@@ -45,10 +45,10 @@ class Context:
     repeats: Repeats
     closing: asyncio.Event
 
-    async def read(self, run: Callable[[Books], T]) -> T:
+    async def look(self, run: Callable[[Books], T]) -> T:
         return await self.inside.writer.read(run)
 
-    async def write(self, run: Callable[[Books], T]) -> T:
+    async def change(self, run: Callable[[Books], T]) -> T:
         """Raises: ReadOnlyError: nothing can be written at present."""
         self.inside.writer.require_writable()
         return await self.inside.writer.submit(run)

@@ -22,9 +22,9 @@ from distensor.cloud.answers import (
     Whole,
     location,
     page_of,
-    read,
     require_match,
     sent,
+    shown,
 )
 from distensor.cloud.context import Caller, guard
 from distensor.cloud.problems import Refusal, responses
@@ -78,7 +78,7 @@ async def list_accounts(
     if_none_match: IfNoneMatch = None,
 ) -> Response:
     """The accounts that the key may see, by name."""
-    accounts = await caller.context.read(lambda books: books.accounts())
+    accounts = await caller.context.look(lambda books: books.accounts())
     found = [
         one
         for one in accounts
@@ -87,7 +87,7 @@ async def list_accounts(
         and disabled in (None, one.disabled)
     ]
     page, more = page_of(found, lambda one: one.account_id, after, limit)
-    return read(Page[AccountShape](items=[account_shape(one) for one in page], next=more), if_none_match)
+    return shown(Page[AccountShape](items=[account_shape(one) for one in page], next=more), if_none_match)
 
 
 @router.post("", name="add_account", status_code=201, response_model=AccountShape, responses=responses(409))
@@ -95,7 +95,7 @@ async def add_account(caller: Adds, asked: NewAccount, idempotency_key: Idempote
     """Make an account. It has no keys yet."""
 
     async def run() -> Response:
-        account = await caller.context.write(lambda books: _add(books, caller.clerk(), asked))
+        account = await caller.context.change(lambda books: _add(books, caller.clerk(), asked))
         where = location(caller.request, "show_account", account=account.account_id)
         return sent(account_shape(account), 201, {"Location": where})
 
@@ -109,16 +109,16 @@ def _add(books: Books, clerk: Clerk, asked: NewAccount) -> Account:
 @router.get("/{account}", name="show_account", response_model=AccountShape, responses=responses(404) | NOT_MODIFIED)
 async def show_account(caller: Reads, account: Name, if_none_match: IfNoneMatch = None) -> Response:
     """One account."""
-    found = await caller.context.read(lambda books: books.find_account(AccountId(account)))
-    return read(account_shape(require_account(caller, account, found)), if_none_match)
+    found = await caller.context.look(lambda books: books.find_account(AccountId(account)))
+    return shown(account_shape(require_account(caller, account, found)), if_none_match)
 
 
 @router.patch("/{account}", name="change_account", response_model=AccountShape, responses=responses(404, 412))
 async def change_account(caller: Changes, account: Name, asked: AccountChange, if_match: IfMatch = None) -> Response:
     """Shut an account out or let it in again, or set its limits."""
-    found = await caller.context.read(lambda books: books.find_account(AccountId(account)))
+    found = await caller.context.look(lambda books: books.find_account(AccountId(account)))
     require_account(caller, account, found)
-    changed = await caller.context.write(lambda books: _change(books, caller.clerk(), account, asked, if_match))
+    changed = await caller.context.change(lambda books: _change(books, caller.clerk(), account, asked, if_match))
     return sent(account_shape(changed))
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response
 
-from distensor.cloud.answers import NOT_MODIFIED, USUAL, IfNoneMatch, Limit, Page, read
+from distensor.cloud.answers import NOT_MODIFIED, USUAL, IfNoneMatch, Limit, Page, shown
 from distensor.cloud.context import Caller, guard
 from distensor.cloud.problems import responses
 from distensor.cloud.shapes import AuditShape, audit_shape
@@ -27,7 +27,7 @@ async def list_audit(
     if_none_match: IfNoneMatch = None,
 ) -> Response:
     """What was changed and what was refused, newest first."""
-    found = await caller.context.read(lambda books: books.audit(limit + 1, after))
+    found = await caller.context.look(lambda books: books.audit(limit + 1, after))
     page = found[:limit]
     more = str(page[-1].number) if len(found) > limit else None
-    return read(Page[AuditShape](items=[audit_shape(one) for one in page], next=more), if_none_match)
+    return shown(Page[AuditShape](items=[audit_shape(one) for one in page], next=more), if_none_match)

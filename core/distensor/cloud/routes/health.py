@@ -44,7 +44,7 @@ async def ready(request: Request) -> Response:
     if context.closing.is_set():
         raise Refusal(503, "the hub is stopping")
     try:
-        await context.read(lambda books: books.access_version())
+        await context.look(lambda books: books.access_version())
         context.inside.writer.require_writable()
     except StoreError as error:  # the reason names files and hosts: it is for the log and for who has a key
         raise Refusal(503, "the books cannot be read or written at present") from error

@@ -19,8 +19,8 @@ from distensor.cloud.answers import (
     Limit,
     Page,
     page_of,
-    read,
     sent,
+    shown,
 )
 from distensor.cloud.context import Caller, account_filter, guard
 from distensor.cloud.machines import (
@@ -71,13 +71,13 @@ async def list_jobs(
     all_jobs = caller.context.inside.machine.summaries(account_filter(caller, account), ended=ended)
     found = [job for job in all_jobs if state in (None, job.state)]
     page, more = page_of(found, lambda job: job.job_id, after, limit)
-    return read(Page[JobShape](items=list(map(job_shape, page)), next=more), if_none_match)
+    return shown(Page[JobShape](items=list(map(job_shape, page)), next=more), if_none_match)
 
 
 @router.get("/{job}", name="show_job", response_model=JobShape, responses=responses(404) | NOT_MODIFIED)
 async def show_job(caller: Explains, job: Name, if_none_match: IfNoneMatch = None) -> Response:
     """One job, also one that ended long ago."""
-    return read(job_shape((await _report(caller, job)).job), if_none_match)
+    return shown(job_shape((await _report(caller, job)).job), if_none_match)
 
 
 @router.get(
@@ -85,7 +85,7 @@ async def show_job(caller: Explains, job: Name, if_none_match: IfNoneMatch = Non
 )
 async def explain_job(caller: Explains, job: Name, if_none_match: IfNoneMatch = None) -> Response:
     """By which rule each rank got its place, why other nodes have none, and what a job that waits is missing."""
-    return read(explanation_shape(await _report(caller, job)), if_none_match)
+    return shown(explanation_shape(await _report(caller, job)), if_none_match)
 
 
 @router.post("/{job}/cancel", name="cancel_job", response_model=JobShape, responses=responses(404, 409))
@@ -111,8 +111,8 @@ async def cancel_job(
 async def list_epochs(caller: ReadsTopology, job: Name, if_none_match: IfNoneMatch = None) -> Response:
     """The memberships that a job had, the first one first."""
     found = await require_job(caller, job)
-    epochs = await caller.context.read(lambda books: books.epochs_of(found.job_id))
-    return read(EpochsShape(job=found.job_id, epochs=list(epochs)), if_none_match)
+    epochs = await caller.context.look(lambda books: books.epochs_of(found.job_id))
+    return shown(EpochsShape(job=found.job_id, epochs=list(epochs)), if_none_match)
 
 
 @router.get(
@@ -129,12 +129,12 @@ async def show_topology(
 ) -> Response:
     """Who was which rank in one epoch."""
     found = await require_job(caller, job)
-    ranks = await caller.context.read(lambda books: books.ranks_of(found.job_id, Epoch(epoch)))
+    ranks = await caller.context.look(lambda books: books.ranks_of(found.job_id, Epoch(epoch)))
     if not ranks:
         raise Refusal(404, f"job {job} had no ranks in an epoch {epoch}")
     shapes = list(map(rank_shape, ranks))
     shape = TopologyShape(job=found.job_id, epoch=epoch, present=epoch == found.epoch, ranks=shapes)
-    return read(shape, if_none_match)
+    return shown(shape, if_none_match)
 
 
 async def require_job(caller: Caller, name: str) -> JobRecord:
@@ -147,7 +147,7 @@ async def require_job(caller: Caller, name: str) -> JobRecord:
     machine = caller.context.inside.machine
     owner = machine.owner_of(job_id)
     found = None if owner is None else machine.job_of(owner, job_id)
-    found = found or await caller.context.read(lambda books: books.find_job(job_id))
+    found = found or await caller.context.look(lambda books: books.find_job(job_id))
     caller.require(name, None if found is None else found.owner, f"the hub knows no job {name}")
     assert found is not None, "required"
     return found

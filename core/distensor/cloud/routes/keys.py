@@ -21,8 +21,8 @@ from distensor.cloud.answers import (
     Whole,
     location,
     page_of,
-    read,
     sent,
+    shown,
 )
 from distensor.cloud.context import Caller, account_filter, guard
 from distensor.cloud.problems import Refusal, responses
@@ -85,22 +85,22 @@ async def list_keys(
 ) -> Response:
     """Keys, the oldest first."""
     wanted, now = account_filter(caller, account), caller.clerk().now
-    keys = await caller.context.read(lambda books: books.list_keys(wanted))
+    keys = await caller.context.look(lambda books: books.list_keys(wanted))
     found = [one for one in keys if kind in (None, one.kind) and state in (None, state_of(one, now))]
     page, more = page_of(found, lambda one: one.key_id, after, limit)
-    return read(Page[KeyShape](items=[key_shape(one, now) for one in page], next=more), if_none_match)
+    return shown(Page[KeyShape](items=[key_shape(one, now) for one in page], next=more), if_none_match)
 
 
 @router.post("/keys", name="create_key", status_code=201, response_model=NewKeyShape, responses=responses(404, 409))
 async def create_key(caller: Creates, asked: NewKey, idempotency_key: IdempotencyKey = None) -> Response:
     """Make a key. Its text is in this one answer and never again."""
     _require_own_scopes(caller, asked)
-    found = await caller.context.read(lambda books: books.find_account(AccountId(asked.account)))
+    found = await caller.context.look(lambda books: books.find_account(AccountId(asked.account)))
     owner = None if found is None else found.account_id
     caller.require(asked.account, owner, f"the hub knows no account {asked.account}")
 
     async def run() -> Response:
-        minted = await caller.context.write(
+        minted = await caller.context.change(
             lambda books: administration.create_key(
                 books,
                 caller.clerk(),
@@ -136,12 +136,12 @@ def _made(caller: Caller, minted: Minted) -> Response:
 @router.get("/keys/{key}", name="show_key", response_model=KeyShape, responses=responses(404) | NOT_MODIFIED)
 async def show_key(caller: Reads, key: KeyName, if_none_match: IfNoneMatch = None) -> Response:
     """One key, without its text."""
-    return read(key_shape(await _require_key(caller, key), caller.clerk().now), if_none_match)
+    return shown(key_shape(await _require_key(caller, key), caller.clerk().now), if_none_match)
 
 
 async def _require_key(caller: Caller, name: str) -> KeyRecord:
     """Raises: ControlError: it is not there, or another account's."""
-    found = await caller.context.read(lambda books: books.key(KeyId(name)))
+    found = await caller.context.look(lambda books: books.key(KeyId(name)))
     caller.require(name, None if found is None else found.account_id, f"the hub knows no key {name}")
     assert found is not None, "required"
     return found
@@ -160,7 +160,7 @@ async def rotate_key(
     grace = (asked or Rotation()).hours * 3600
 
     async def run() -> Response:
-        minted = await caller.context.write(lambda books: administration.rotate_key(books, caller.clerk(), key, grace))
+        minted = await caller.context.change(lambda books: administration.rotate_key(books, caller.clerk(), key, grace))
         return _made(caller, minted)
 
     return await caller.once(idempotency_key, asked, run)
@@ -170,5 +170,5 @@ async def rotate_key(
 async def revoke_key(caller: Revokes, key: KeyName) -> Response:
     """End a key, and whatever is open by it. Revoking it again changes nothing."""
     await _require_key(caller, key)
-    after = await caller.context.write(lambda books: administration.revoke_key(books, caller.clerk(), key))
+    after = await caller.context.change(lambda books: administration.revoke_key(books, caller.clerk(), key))
     return sent(key_shape(after, caller.clerk().now))

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query
 from starlette.responses import Response
 
-from distensor.cloud.answers import NAME, NOT_MODIFIED, USUAL, After, IfNoneMatch, Limit, Page, page_of, read
+from distensor.cloud.answers import NAME, NOT_MODIFIED, USUAL, After, IfNoneMatch, Limit, Page, page_of, shown
 from distensor.cloud.context import Caller, account_filter, guard
 from distensor.cloud.machines import DeviceShape, NodeShape, device_shape, node_shape
 from distensor.cloud.problems import responses
@@ -34,7 +34,7 @@ async def list_nodes(
     """Nodes by id. Of those that are gone, an admin and a trainer see the 200 that were heard of last."""
     found = [node for node in _nodes(caller, account) if connected in (None, node.connected)]
     page, more = page_of(found, lambda node: str(node.info.node_id), after, limit)
-    return read(Page[NodeShape](items=[_shape(caller, node) for node in page], next=more), if_none_match)
+    return shown(Page[NodeShape](items=[_shape(caller, node) for node in page], next=more), if_none_match)
 
 
 @router.get("/nodes/{node}", name="show_node", response_model=NodeShape, responses=responses(404) | NOT_MODIFIED)
@@ -49,7 +49,7 @@ async def show_node(
     found = next((one for one in mesh.nodes if one.info.node_id == node), None)
     caller.require(node, None if found is None else owner, f"the hub knows no node {node}")
     assert found is not None, "required"
-    return read(_shape(caller, found), if_none_match)
+    return shown(_shape(caller, found), if_none_match)
 
 
 @router.get("/devices", name="list_devices", response_model=Page[DeviceShape], responses=responses(409) | NOT_MODIFIED)
@@ -76,7 +76,7 @@ async def list_devices(
         and usable in (None, device.unusable is None)
     ]
     page, more = page_of(found, lambda one: f"{one.node}/{one.device}", after, limit)
-    return read(Page[DeviceShape](items=list(page), next=more), if_none_match)
+    return shown(Page[DeviceShape](items=list(page), next=more), if_none_match)
 
 
 def _nodes(caller: Caller, account: str | None) -> list[MeshNode]:
