@@ -96,7 +96,7 @@ def test_a_key_has_the_scopes_that_are_of_use_to_its_kind_or_fewer() -> None:
     assert minted().record.scopes == scopes_of(Who.TRAINER)
     fewer = mint_key(account(), KeyKind.TRAINER, 0, scopes=frozenset({Scope.JOBS_READ}))
     assert fewer.record.scopes == {Scope.JOBS_READ}
-    with pytest.raises(ConfigError, match="nodes:join is of no use to a trainer key: expected jobs:end"):
+    with pytest.raises(ConfigError, match="nodes:join is of no use to a trainer key: expected accounts:read, "):
         mint_key(account(), KeyKind.TRAINER, 0, scopes=frozenset({Scope.NODES_JOIN}))
     with pytest.raises(ConfigError, match="without scopes"):
         mint_key(account(), KeyKind.TRAINER, 0, scopes=frozenset())
@@ -265,23 +265,46 @@ def test_every_operation_has_a_row_and_every_rule_a_reason() -> None:
     assert used == set(Scope)
 
 
+EVERY_SCOPE = frozenset(Scope)
+SOME_SCOPES = [
+    frozenset[Scope](),
+    EVERY_SCOPE,
+    *(frozenset({one}) for one in Scope),
+    *(EVERY_SCOPE - {one} for one in Scope),
+]
+"""None, all, each alone, and all but each: no rule looks at two."""
 CASES = list(itertools.product(Who, Operation, (None, ME, OTHER)))
 
 
 @pytest.mark.parametrize(("who", "operation", "owner"), CASES, ids=[" ".join(map(str, case)) for case in CASES])
 def test_the_answer_follows_from_the_rule_alone(who: Who, operation: Operation, owner: AccountId | None) -> None:
     rule = RULES[operation].get(who)
-    for size in range(len(Scope) + 1):
-        for scopes in map(frozenset, itertools.combinations(Scope, size)):
-            answer = decide(who, ME, scopes, operation, owner)
-            if rule is None:
-                assert answer is Decision.WRONG_KIND
-            elif rule.scope is not None and rule.scope not in scopes:
-                assert answer is Decision.NO_SCOPE
-            elif owner == OTHER and rule.reach is Reach.OWN:
-                assert answer is Decision.FOREIGN
-            else:
-                assert answer is Decision.ALLOWED
+    for scopes in SOME_SCOPES:
+        answer = decide(who, ME, scopes, operation, owner)
+        if rule is None:
+            assert answer is Decision.WRONG_KIND
+        elif rule.scope is not None and rule.scope not in scopes:
+            assert answer is Decision.NO_SCOPE
+        elif owner == OTHER and rule.reach is Reach.OWN:
+            assert answer is Decision.FOREIGN
+        else:
+            assert answer is Decision.ALLOWED
+
+
+FOR_ADMINS = {
+    Operation.READ_NODES,
+    Operation.READ_TOPOLOGY,
+    Operation.READ_RUN,
+    Operation.READ_ACCOUNTS,
+    Operation.ADD_ACCOUNT,
+    Operation.CHANGE_ACCOUNT,
+    Operation.READ_KEYS,
+    Operation.CREATE_KEY,
+    Operation.ROTATE_KEY,
+    Operation.REVOKE_KEY,
+    Operation.READ_AUDIT,
+    Operation.READ_METRICS,
+}
 
 
 def test_only_admins_reach_what_belongs_to_others_and_only_few_things() -> None:
@@ -292,5 +315,7 @@ def test_only_admins_reach_what_belongs_to_others_and_only_few_things() -> None:
         (Operation.LIST_JOBS, Who.ADMIN),
         (Operation.EXPLAIN_JOB, Who.ADMIN),
         (Operation.END_JOB, Who.ADMIN),
+        (Operation.READ_NODES, Who.TRAINER),
+        *((operation, Who.ADMIN) for operation in FOR_ADMINS),
     }
     assert scopes_of(Who.NODE) == scopes_of(Who.JOIN) == frozenset()
