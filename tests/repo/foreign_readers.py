@@ -135,6 +135,7 @@ OUTSIDE = {
     "distensor_tui.income:read_group": INNER + "read_income",
     "distensor_tui.income:read_sum": INNER + "read_income",
     "distensor_tui.income:read_ledger": INNER + "read_income",
+    "core.money:parse_credits": WORDS,
     "core.compute:parse_precision": WORDS,
     "core.compute:parse_recompute": WORDS,
     "core.compute:parse_context_attention": WORDS,

@@ -10,6 +10,7 @@ from distensor.core.ids import DeviceId, Epoch, JobId, NodeId, Rank
 from distensor.core.job_report import (
     MOST_JOBS,
     MOST_PASSED,
+    JobCost,
     JobQuery,
     JobReport,
     JobsPage,
@@ -79,6 +80,36 @@ def write_report(report: JobReport) -> pb.ExplainJobReply:
         ranks=[_write_rank(one) for one in report.ranks],
         passed=[pb.PassedNodeMessage(node=one.node, why=one.why[:LONGEST_TEXT]) for one in report.passed],
         missing=report.missing[:LONGEST_TEXT],
+        cost=None if report.cost is None else _write_cost(report.cost),
+    )
+
+
+def _write_cost(cost: JobCost) -> pb.JobCostMessage:
+    return pb.JobCostMessage(
+        quoted=cost.quoted,
+        escrow=cost.escrow,
+        refunded=cost.refunded,
+        units=cost.units,
+        work=cost.work,
+        fees=cost.fees,
+        lent=cost.lent,
+    )
+
+
+def _read_cost(message: pb.JobCostMessage, job_id: JobId) -> JobCost:
+    for field, value in message.ListFields():
+        if value < 0:
+            raise HubProtocolError(f"{field.name}={value}: expected 0 or more micro-credits")
+    return JobCost(
+        job_id=job_id,
+        quoted=message.quoted,
+        escrow=message.escrow,
+        refunded=message.refunded,
+        units=message.units,
+        spent=message.work + message.fees,
+        work=message.work,
+        fees=message.fees,
+        lent=message.lent,
     )
 
 
@@ -96,6 +127,7 @@ def read_report(message: pb.ExplainJobReply) -> JobReport:
             PassedNode(node=read_name(one.node, "node name"), why=read_text(one.why, "why")) for one in message.passed
         ),
         missing=read_text(message.missing, "missing"),
+        cost=_read_cost(message.cost, job.job_id) if message.HasField("cost") else None,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from distensor.core.control import JobState, WorkerState
 from distensor.core.ids import DeviceId, Epoch, JobId, NodeId, Rank
+from distensor.core.money import credits_text
 from distensor.core.parallel import ParallelConfig, RankLayout
 from distensor.core.table import table
 
@@ -70,6 +71,40 @@ class JobsPage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class JobCost:
+    """What a job costs its trainer, in micro-credits.
+
+    `spent` is `work` and `fees` together, and so is what came from the escrow, the deposit and the platform.
+    """
+
+    job_id: JobId
+    quoted: int
+    """0 for a job that did not say how much it will compute."""
+    escrow: int
+    """Still set aside."""
+    refunded: int
+    units: int
+    spent: int
+    work: int
+    fees: int
+    lent: int
+    """Of what was spent, paid by the platform because escrow and deposit did not have it."""
+
+    def __str__(self) -> str:
+        rows = [
+            ("quoted", self.quoted),
+            ("spent", self.spent),
+            ("  work", self.work),
+            ("  fees", self.fees),
+            ("  lent by the platform", self.lent),
+            ("set aside", self.escrow),
+            ("refunded", self.refunded),
+        ]
+        lines = table(("", "credits"), [(name, credits_text(micro)) for name, micro in rows])
+        return f"job {self.job_id}: {self.units} units credited\n{lines}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class JobReport:
     """A job with the reasons for its placement, or with what it waits for."""
 
@@ -78,6 +113,7 @@ class JobReport:
     passed: tuple[PassedNode, ...] = ()
     missing: str = ""
     """Why it cannot be placed now; empty for a job that has been placed."""
+    cost: JobCost | None = None
 
     def __str__(self) -> str:
         lines = [_headline(self.job)]
@@ -99,6 +135,8 @@ class JobReport:
             lines.append(table(("rank", "place", "node", "device", "worker", "why there"), rows))
         if self.passed:
             lines.append(table(("node without a rank", "why"), [(one.node, one.why) for one in self.passed]))
+        if self.cost is not None and (self.cost.spent or self.cost.quoted):
+            lines.append(f"cost: {credits_text(self.cost.spent)} of {credits_text(self.cost.quoted)} credits quoted")
         return "\n".join(lines)
 
 

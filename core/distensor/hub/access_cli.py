@@ -21,13 +21,13 @@ from distensor.core.errors import AuthenticationError, ConfigError
 from distensor.core.ids import AccountId
 from distensor.core.table import table
 from distensor.hub import administration
-from distensor.hub.access_books import AccessBooks
 from distensor.hub.accounts import Account, KeyRecord, Minted, Quota, ended
 from distensor.hub.administration import Clerk
 from distensor.hub.audit import OPERATOR, AuditEntry
 from distensor.hub.authorization import Scope
 from distensor.hub.hashing import hash_secret
 from distensor.hub.place import Place
+from distensor.hub.repository import Books
 
 DAY = 86_400
 LONGEST_KEY = 4096
@@ -38,7 +38,7 @@ VERBS = ("account", "key", "audit")
 class Desk:
     """What a command works with."""
 
-    books: AccessBooks
+    books: Books
     options: argparse.Namespace
     now: int
     place: Place

@@ -21,7 +21,7 @@ from distensor.comm.address import address_argument, is_loopback, parse_address
 from distensor.core.clock import SYSTEM_CLOCK
 from distensor.core.commandline import UsageParser, stop_when_told
 from distensor.core.errors import ConfigError, ControlError, DistensorError, StoreError, SupersededError
-from distensor.hub import access_cli
+from distensor.hub import access_cli, money_cli
 from distensor.hub.accounts import MAIN
 from distensor.hub.app import HubConfig, Ready, run_hub
 from distensor.hub.machine import DEFAULT_PATIENCE
@@ -84,8 +84,9 @@ def _run_verb(argv: list[str]) -> int:
         )
     if argv[:1] == ["token"]:
         return _token(_token_parser().parse_args(argv[1:]))
-    if argv[:1] and argv[0] in access_cli.VERBS:
-        return _desk(access_cli.arguments(argv, _state_option))
+    for desk in (access_cli, money_cli):
+        if argv[:1] and argv[0] in desk.VERBS:
+            return _desk(desk.arguments(argv, _state_option))
     return _hub(_hub_parser().parse_args(argv))
 
 

@@ -1,4 +1,4 @@
-"""`distensor jobs list|show|explain|cancel`: the jobs of an account, asked of their hub.
+"""`distensor jobs list|show|explain|cost|cancel`: the jobs of an account, asked of their hub.
 
 Which hub, and as whom, says the token in DISTENSOR_TOKEN; without one it is the hub whose state is on this machine.
 """
@@ -19,7 +19,7 @@ from distensor.comm.client import HubClient
 from distensor.comm.tokens import JoinToken, Role
 from distensor.core.commandline import Exit, UsageParser, status_of
 from distensor.core.control import JobState
-from distensor.core.errors import ConfigError, NotAllowedError
+from distensor.core.errors import ConfigError, HubProtocolError, NotAllowedError
 from distensor.core.ids import JobId, is_valid_name
 from distensor.core.job_report import JobQuery, JobSummary, jobs_table
 from distensor.hub.place import place_of
@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, about, run in (
         ("show", "Show the state of a job and of its workers.", _explain),
         ("explain", "Say why each rank is where it is, why other nodes have none, and what is missing.", _explain),
+        ("cost", "What a job was quoted, what it has cost so far, and what went back.", _cost),
         ("cancel", "End a job.", _cancel),
     ):
         command = _command(commands, name, about, run)
@@ -117,8 +118,16 @@ def _explain(client: HubClient, options: argparse.Namespace) -> str:
         "ranks": [asdict(one) for one in report.ranks],
         "passed": [asdict(one) for one in report.passed],
         "missing": report.missing,
+        "cost": None if report.cost is None else asdict(report.cost),
     }
     return json.dumps({"v": 1, **values})
+
+
+def _cost(client: HubClient, options: argparse.Namespace) -> str:
+    cost = client.explain_job(options.job).cost
+    if cost is None:
+        raise HubProtocolError(f"the hub did not say what job {options.job} costs: it is of an older version")
+    return json.dumps({"v": 1, "cost": asdict(cost)}) if options.json else str(cost)
 
 
 def _cancel(client: HubClient, options: argparse.Namespace) -> str:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from distensor.core.errors import ConfigError
 from distensor.core.ids import AccountId, JobId, NodeId
+from distensor.core.job_report import JobCost
 from distensor.core.statement import HOUR_SECONDS, NodeMoney
 from distensor.hub.ledger.accounts import clearing, escrow, fees, held, is_deposit, payable, pending, trainer
 from distensor.hub.ledger.statements import By, Line, Sums
@@ -68,25 +69,6 @@ class PayoutLine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JobCost:
-    """What a job costs its trainer. `spent` is `work` and `fees` together, and also what came from the escrow, the
-    deposit and the platform."""
-
-    job_id: str
-    quoted: int
-    """0 for a job that did not say how much it will compute."""
-    escrow: int
-    """Still set aside."""
-    refunded: int
-    units: int
-    spent: int
-    work: int
-    fees: int
-    lent: int
-    """Of what was spent, paid by the platform because escrow and deposit did not have it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerMoney:
     """`deposited`: all that was ever paid in; `deposit`: what can be spent; `escrow`: what is set aside for jobs."""
 
@@ -134,7 +116,7 @@ def trainer_money(books: Readable, account: str) -> TrainerMoney:
     )
 
 
-def job_cost(books: Readable, job_id: str) -> JobCost:
+def job_cost(books: Readable, job_id: JobId) -> JobCost:
     """What a job has cost so far; all 0 for one that nobody was credited for."""
     begun = books.find_transfer(f"escrow/{job_id}")
     sums = books.job_sums(job_id)

@@ -47,6 +47,7 @@ from distensor.hub.effects import (
     SessionId,
     SpendToken,
 )
+from distensor.hub.ledger_queries import job_cost
 from distensor.hub.machine import HubMachine
 from distensor.hub.metering import Recorded, never_placed, record_claims, record_receipts
 from distensor.hub.records import NodeRecord
@@ -368,7 +369,9 @@ class HubService:
 
     async def explain_job(self, who: Principal, job_id: JobId) -> JobReport:
         self._owner(who, Operation.EXPLAIN_JOB, job_id)
-        return self._machine.report(job_id, self._clock.monotonic())
+        report = self._machine.report(job_id, self._clock.monotonic())
+        cost = await self._writer.read(lambda books: job_cost(books, job_id))
+        return replace(report, cost=cost)
 
     def _owner(self, who: Principal, operation: Operation, job_id: JobId) -> AccountId:
         missing = f"the hub knows no job {job_id}"

@@ -1328,6 +1328,7 @@ class ExplainJobReply(_message.Message):
     RANKS_FIELD_NUMBER: _builtins.int
     PASSED_FIELD_NUMBER: _builtins.int
     MISSING_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
     missing: _builtins.str
     @_builtins.property
     def job(self) -> Global___JobSummaryMessage: ...
@@ -1335,6 +1336,8 @@ class ExplainJobReply(_message.Message):
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacedRankMessage]: ...
     @_builtins.property
     def passed(self) -> _containers.RepeatedCompositeFieldContainer[Global___PassedNodeMessage]: ...
+    @_builtins.property
+    def cost(self) -> Global___JobCostMessage: ...
     def __init__(
         self,
         *,
@@ -1342,14 +1345,54 @@ class ExplainJobReply(_message.Message):
         ranks: _abc.Iterable[Global___PlacedRankMessage] | None = ...,
         passed: _abc.Iterable[Global___PassedNodeMessage] | None = ...,
         missing: _builtins.str = ...,
+        cost: Global___JobCostMessage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "job", b"job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "missing", b"missing", "passed", b"passed", "ranks", b"ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "job", b"job", "missing", b"missing", "passed", b"passed", "ranks", b"ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExplainJobReply: _TypeAlias = ExplainJobReply  # noqa: Y015
+
+@_typing.final
+class JobCostMessage(_message.Message):
+    """Of a job, in micro-credits, none below 0."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUOTED_FIELD_NUMBER: _builtins.int
+    ESCROW_FIELD_NUMBER: _builtins.int
+    REFUNDED_FIELD_NUMBER: _builtins.int
+    UNITS_FIELD_NUMBER: _builtins.int
+    WORK_FIELD_NUMBER: _builtins.int
+    FEES_FIELD_NUMBER: _builtins.int
+    LENT_FIELD_NUMBER: _builtins.int
+    quoted: _builtins.int
+    escrow: _builtins.int
+    refunded: _builtins.int
+    units: _builtins.int
+    work: _builtins.int
+    fees: _builtins.int
+    lent: _builtins.int
+    def __init__(
+        self,
+        *,
+        quoted: _builtins.int = ...,
+        escrow: _builtins.int = ...,
+        refunded: _builtins.int = ...,
+        units: _builtins.int = ...,
+        work: _builtins.int = ...,
+        fees: _builtins.int = ...,
+        lent: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["escrow", b"escrow", "fees", b"fees", "lent", b"lent", "quoted", b"quoted", "refunded", b"refunded", "units", b"units", "work", b"work"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobCostMessage: _TypeAlias = JobCostMessage  # noqa: Y015
 
 @_typing.final
 class EndJobRequest(_message.Message):
