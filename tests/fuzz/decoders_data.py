@@ -17,7 +17,15 @@ from distensor.aggregator.words import Hello, read_hello, read_set, write_set
 from distensor.core.distributed import objects
 from distensor.node.ipc import parse_assignment, parse_line, parse_reassignment, parse_topology
 from distensor.node.notebook import parse_note
-from distensor.node.orders import parse_number, parse_plan, parse_step, parse_wanted, split_batches, split_parts
+from distensor.node.orders import (
+    parse_number,
+    parse_plan,
+    parse_step,
+    parse_wanted,
+    parse_witness,
+    split_batches,
+    split_parts,
+)
 from distensor.node.pacer import Pacer
 from distensor.node.recovery import parse_resolve
 from distensor.node.sharing import parse_join, parse_share
@@ -40,6 +48,7 @@ from distensor.training.data_position import DataPosition
 from distensor.training.joining import read_join
 from distensor.training.members import read_status
 from distensor.training.replies import Reply, read_loss, read_step
+from distensor.training.spot_checks import read_sketch
 from distensor.training.taking_over import read_handed_over
 from distensor.transport import Channel, FrameLimits, Message, Tag
 from distensor.transport.frames import FrameKind, decode_prefix, encode_prefix
@@ -218,6 +227,12 @@ def orders() -> list[Decoder]:
     return [
         of_json("node.orders:parse_plan", parse_plan, PLAN, {**PLAN, "optimizer": optimizers[1]}),
         of_json("node.orders:parse_step", parse_step, STEP),
+        of_json(
+            "node.orders:parse_witness",
+            lambda value: parse_witness(value, {"witness/0/x": torch.ones(2)}),
+            {"witness": {"replica": 1, "micro_batches": 2}},
+        ),
+        of_json("training.spot_checks:read_sketch", read_sketch, {"0/w": [1.5, 2.5], "0/b": [0, 1]}),
         of_json("node.orders:parse_number", lambda value: parse_number(value, "number"), STEP),
         of_json("node.orders:parse_wanted", parse_wanted, STEP),
         Decoder(name="node.orders:split_batches", decode=named, seeds=seeds),

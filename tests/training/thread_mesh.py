@@ -29,6 +29,7 @@ from distensor.core import (
 from distensor.core.control import DeviceKind, Member, Mesh, MeshNode, NodeInfo, Topology
 from distensor.node.commands import Commands
 from distensor.node.engine import ShardEngine
+from distensor.node.faults import Cheat
 from distensor.node.groups import make_groups
 from distensor.node.ipc import Emitter, WorkerAssignment
 from distensor.node.progress import ProgressReporter
@@ -77,8 +78,10 @@ class ThreadConnection:
         planes: Mapping[int, DataPlane],
         servers: Sequence[SnapshotServer],
         reader: SnapshotReader,
+        cheat: Cheat | None = None,
     ) -> None:
         self.planes = planes
+        self._cheat = cheat
         self.ranks = range(parallel.world_size)
         self.commands: list[Command] = []
         self._layout = RankLayout(parallel)
@@ -120,7 +123,7 @@ class ThreadConnection:
 
         return ShardEngine(
             assignment=assignment, plane=self.planes[rank], device=torch.device("cpu"), clock=SYSTEM_CLOCK,
-            groups=make_groups(self._layout, rank, new_group),
+            groups=make_groups(self._layout, rank, new_group), cheat=self._cheat,
         )  # fmt: skip
 
     def _commands(self, assignment: WorkerAssignment, server: SnapshotServer) -> Commands:
@@ -195,13 +198,14 @@ class ThreadSession:
         self._servers = [SnapshotServer(planes[rank]) for rank in range(len(planes) - 1)]
         self._reader = SnapshotReader(planes[DRIVER_RANK])
         self.measures: Any = None
+        self.cheat: Cheat | None = None
 
     def query_mesh(self) -> Mesh:
         return Mesh(generation=Generation(1), nodes=(_node(len(self.planes) - 1),))
 
     def open_job(self, *, parallel: ParallelConfig, **others: Any) -> Any:
         assert parallel.world_size == len(self.planes) - 1, "the mesh was opened for another number of ranks"
-        self.connections.append(ThreadConnection(parallel, self.planes, self._servers, self._reader))
+        self.connections.append(ThreadConnection(parallel, self.planes, self._servers, self._reader, self.cheat))
         return self.connections[-1]
 
     def note_links(self, topology: Any, links: Any) -> None: ...

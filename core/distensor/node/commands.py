@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from distensor.node.engine import ShardEngine
     from distensor.node.ipc import Emitter, WorkerAssignment
-    from distensor.node.orders import StepOrder
+    from distensor.node.orders import StepOrder, WitnessOrder
     from distensor.node.progress import ProgressReporter
     from distensor.node.replica_meter import ReplicaMeter
     from distensor.node.snapshots import SnapshotServer
@@ -212,15 +212,24 @@ class Commands:
     def _step(
         self, engine: ShardEngine, sequence: int, meta: Mapping[str, Any], tensors: dict[str, Tensor]
     ) -> dict[str, Any]:
-        from distensor.node.orders import parse_step, split_batches
+        from distensor.node.orders import parse_step, parse_witness, split_batches
 
-        order, note = parse_step(meta), parse_note(meta, tensors)
+        order, note, other = parse_step(meta), parse_note(meta, tensors), parse_witness(meta, tensors)
         batches = split_batches(meta, tensors)
         self._notebook.begin(order.step, note)
         own = self._assignment
         self._in_hand = _StepInHand(order=order, micro_batches=len(batches), epoch=own.epoch, rank=own.rank)
-        report = engine.step(sequence, batches, order.lr, order.pace, order.step, order.total_steps)
-        return self._answer(engine, self._in_hand, report)
+        seen = None if other is None else self._witness(engine, other, sequence, order.step)
+        report = engine.step(sequence, batches, order.lr, order.pace, order.step, order.total_steps, order.sketch)
+        return {**self._answer(engine, self._in_hand, report), "witnessed": seen}
+
+    def _witness(self, engine: ShardEngine, other: WitnessOrder, sequence: int, step: int) -> dict[str, Any] | None:
+        from distensor.node.recovery import sketch_fields
+
+        started = self._clock.monotonic()
+        sketch = engine.witness(other, sequence, step)
+        seconds = self._clock.monotonic() - started
+        return None if sketch is None else {"sketch": sketch_fields(sketch), "seconds": seconds}
 
     def _answer(self, engine: ShardEngine, hand: _StepInHand, report: StepReport) -> dict[str, Any]:
         if report.committed:

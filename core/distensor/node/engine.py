@@ -18,7 +18,7 @@ from distensor.core.schedules import (
     rank_of_stage,
     splits_backward,
 )
-from distensor.node.faults import FaultPhase, Loss
+from distensor.node.faults import Cheat, FaultPhase, Loss
 from distensor.node.groups import NO_GROUPS, MeshGroups, torch_groups
 from distensor.node.held_state import HeldState
 from distensor.node.link_probe import Neighbours
@@ -28,6 +28,7 @@ from distensor.node.pacing import measured_figures
 from distensor.node.pipeline import PipelineExecutor, Totals
 from distensor.node.plan_checks import actions_of, check_slices, check_stages, check_tied
 from distensor.node.replicas import Replicas
+from distensor.node.sketch import Cheating, LocalGradients, Sketch, Sketcher, clear_gradients
 from distensor.node.step_report import Decided, Noticed, Prepared, StepReport, Update
 from distensor.node.tied import sum_tied_gradients
 from distensor.node.world_sums import WorldSums, sum_over_world
@@ -35,7 +36,7 @@ from distensor.optim.clipping import partial_norm
 from distensor.optim.distro.exchange import Alone, Exchange, GroupExchange
 from distensor.optim.updater import Updater
 from distensor.program import Limits, StageProgram, StageRunner
-from distensor.sync import ReplicatedWeights, ShardedWeights, Sync, WeightStore
+from distensor.sync import ReplicatedWeights, ShardedWeights, Sync, WeightStore, keyed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from distensor.core.warm_up import RankFigures
     from distensor.node.aggregated import Aggregators
     from distensor.node.ipc import WorkerAssignment
-    from distensor.node.orders import JobPlan
+    from distensor.node.orders import JobPlan, WitnessOrder
     from distensor.node.pacer import Pacer
     from distensor.transport import DataPlane
 
@@ -57,6 +58,7 @@ class ShardEngine(HeldState):
         reach: told of each phase of a step, with its number; a fault on purpose may come there.
         aggregators: of the epoch, where it has some.
         loss: what happens on purpose to updates that replicas exchange; by default all arrive.
+        cheat: what this rank gives on purpose to the others instead of its gradients; by default those.
     """
 
     def __init__(
@@ -71,10 +73,12 @@ class ShardEngine(HeldState):
         reach: Callable[[FaultPhase, int], None] = lambda _phase, _step: None,
         aggregators: Aggregators | None = None,
         loss: Loss | None = None,
+        cheat: Cheat | None = None,
     ) -> None:
         super().__init__()
         self._reach = reach
         self._loss = loss
+        self._cheat = cheat
         self._device = device
         self._clock = clock
         self._pacer = pacer
@@ -200,7 +204,32 @@ class ShardEngine(HeldState):
 
     def _replicated(self, plan: JobPlan) -> ReplicatedWeights:
         parameters = {stage: runner.parameters for stage, runner in self._runners.items()}
-        return ReplicatedWeights(parameters, self._summing(plan))
+        names = {id(parameter): key for key, parameter in keyed(parameters).items()}
+        cheating = None if self._cheat is None else Cheating(self._cheat, self._rank)
+        self._sketcher = Sketcher(plan.seed)
+        self._local = LocalGradients(self._sketcher, names, cheating)
+        return ReplicatedWeights(parameters, self._summing(plan), self._local.see)
+
+    def witness(self, order: WitnessOrder, sequence: int, number: int) -> Sketch | None:
+        """What another replica should compute in step `number`, which is still to come: nothing here changes. None
+        while weights are still to come.
+
+        Raises:
+            ProgramRejectedError: this rank alone cannot know it.
+        """
+        weights, sizes = self._settled, self._layout.config
+        alone = (sizes.tensor_parallel, sizes.pipeline_parallel, sizes.context_parallel) == (1, 1, 1)
+        if self.filling is not None:
+            return None
+        if not alone or weights.cut or self._plan.optimizer.sparse is not None:
+            raise ProgramRejectedError(f"rank {self._rank} cannot recompute the unit of replica {order.replica} alone")
+        batches, replica = order.batches, order.replica
+        clear_gradients(weights.updated)
+        actions = self._actions(len(batches))
+        self._executor.run(sequence, actions, batches, training=True, step=number, replica=replica)
+        found = self._sketcher.of_all(weights.updated.items())
+        clear_gradients(weights.updated)
+        return found
 
     def _summing(self, plan: JobPlan) -> dist.ProcessGroup | None:
         """Over which ranks gradients are summed: not over replicas that keep their own and exchange updates."""
@@ -226,6 +255,7 @@ class ShardEngine(HeldState):
         pace: Pace = AS_SCHEDULED,
         number: int = 0,
         last: int | None = None,
+        sketch: bool = False,
     ) -> StepReport:
         """Optimizer step `number` over this replica's micro-batches. All ranks apply the update, or none does. `last`
         is the number of the run's last step, where it is known.
@@ -234,7 +264,7 @@ class ShardEngine(HeldState):
         here are the first, which needs memory, and those of replicas that exchange updates, which need the other ranks.
         """
         self._lr, self._last = lr, last
-        report = self._gradients(sequence, batches, number, pace, holding=True)
+        report = self._gradients(sequence, batches, number, pace, holding=True, sketch=sketch)
         return self._decide(report, number)
 
     def _decide(self, report: StepReport, number: int) -> StepReport:
@@ -318,11 +348,15 @@ class ShardEngine(HeldState):
         pace: Pace = AS_SCHEDULED,
         *,
         holding: bool = False,
+        sketch: bool = False,
     ) -> StepReport:
-        """Sums of weight * gradient in `.grad`; nothing is committed yet. `holding`: others may decide."""
+        """Sums of weight * gradient in `.grad`; nothing is committed yet. `holding`: others may decide. `sketch`: of
+        what this rank itself computed."""
         in_axes = self._groups.axis_seconds
         self.prepared = None
         self._weights.begin(len(batches))
+        if not self._weights.cut:
+            self._local.begin(number, wanted=sketch)
         actions = self._actions(self._weights.agree(len(batches)), pace.warm_up)
         totals = self._executor.run(sequence, actions, batches, training=True, measure=pace.measure, step=number)
         in_axes = self._groups.axis_seconds - in_axes
@@ -354,6 +388,7 @@ class ShardEngine(HeldState):
             held=self._weights.held,
             optimizer_bytes=self._optimizer_bytes or 0,
             noticed=None if self._plan.optimizer.sparse is None else Noticed(dropped=sums.dropped),
+            sketch=None if self._weights.cut else self._local.taken(),
         )
 
     def _measure(self, sequence: int, totals: Totals, micro_batches: int) -> RankFigures | None:

@@ -1,5 +1,5 @@
 """Faults on purpose, for tests and demonstrations: this process kills or stops itself at a given point of a step, or
-does not get some of the updates that replicas exchange.
+does not get some of the updates that replicas exchange, or gives the others what it did not compute.
 
 The script comes in an environment variable that the supervisor hands on; without it nothing happens. Each fault is of
 one epoch, so that the process that takes the place of the one that died does not die of it too.
@@ -84,22 +84,48 @@ def lose(share: float, *, seed: int = 0) -> Loss:
     return Loss(share=float(share), seed=seed)
 
 
-def environment_of(*faults: Fault | Loss) -> dict[str, str]:
+SCALED, STALE = "scaled", "stale"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cheat:
+    """From `step` on, `rank` gives the other replicas its gradients times `factor` (scaled), or those of its first step
+    once more (stale)."""
+
+    rank: int
+    step: int
+    how: str
+    factor: float = 1.0
+
+
+def cheat(rank: int, how: str, *, step: int = 2, factor: float = 1.5) -> Cheat:
+    """Raises ConfigError for a way that is none, or a factor that is no number."""
+    if how not in (SCALED, STALE):
+        raise ConfigError(f"how={how!r}: expected {SCALED} or {STALE}")
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor):
+        raise ConfigError(f"factor={factor!r}: expected a finite number")
+    return Cheat(rank=rank, step=step, how=how, factor=float(factor))
+
+
+def environment_of(*faults: Fault | Loss | Cheat) -> dict[str, str]:
     """The variable that carries these faults."""
     return {VARIABLE: json.dumps([asdict(fault) for fault in faults])}
 
 
-def _fault_of(fields: dict[str, Any]) -> Fault | Loss:
-    return lose(**fields) if "share" in fields else fail_at(**fields)
+def _fault_of(fields: dict[str, Any]) -> Fault | Loss | Cheat:
+    if "share" in fields:
+        return lose(**fields)
+    return cheat(**fields) if "how" in fields else fail_at(**fields)
 
 
 class FaultScript:
     """What this process is to suffer."""
 
-    def __init__(self, faults: tuple[Fault | Loss, ...] = ()) -> None:
+    def __init__(self, faults: tuple[Fault | Loss | Cheat, ...] = ()) -> None:
         self._faults = tuple(fault for fault in faults if isinstance(fault, Fault))
         self.loss = next((fault for fault in faults if isinstance(fault, Loss)), None)
         """What happens to updates that replicas exchange; None: they arrive."""
+        self.cheat = next((fault for fault in faults if isinstance(fault, Cheat)), None)
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> FaultScript:

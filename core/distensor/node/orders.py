@@ -15,6 +15,7 @@ from distensor.core.schedules import Schedule
 from distensor.optim import OptimizerSpec
 from distensor.optim.clipping import NormType
 from distensor.sync import Sync
+from distensor.transport.driver import WITNESS_PREFIX
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,6 +70,16 @@ class StepOrder:
     pace: Pace = AS_SCHEDULED
     total_steps: int | None
     tokens_per_second: float | None
+    sketch: bool = False
+    """Whether the answer is to have a sketch of the gradients that this rank computed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WitnessOrder:
+    """To compute beforehand what another replica is to compute in this step, by micro-batches."""
+
+    replica: int
+    batches: list[dict[str, Tensor]]
 
 
 def parse_plan(meta: Mapping[str, Any]) -> JobPlan:
@@ -124,7 +135,21 @@ def parse_step(meta: Mapping[str, Any]) -> StepOrder:
         pace=_pace(meta),
         total_steps=None if total is None else _whole(meta, "total_steps"),
         tokens_per_second=None if speed is None else _number(meta, "tokens_per_second"),
+        sketch=meta.get("sketch") is True,
     )
+
+
+def parse_witness(meta: Mapping[str, Any], tensors: dict[str, Tensor]) -> WitnessOrder | None:
+    """The part of a step command that is about another replica, whose batch is taken out of `tensors`; None where
+    there is none. Raises ProgramRejectedError."""
+    names = [key for key in tensors if key.startswith(WITNESS_PREFIX)]
+    own = {key.removeprefix(WITNESS_PREFIX): tensors.pop(key) for key in names}
+    words = meta.get("witness")
+    if words is None:
+        return None
+    if not isinstance(words, dict):
+        raise ProgramRejectedError(f"witness={str(words)[:100]}: expected a replica and a number of micro-batches")
+    return WitnessOrder(replica=_whole(words, "replica"), batches=split_batches(words, own))
 
 
 def _pace(meta: Mapping[str, Any]) -> Pace:

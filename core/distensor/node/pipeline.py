@@ -77,6 +77,7 @@ class _Run:
     training: bool
     split: bool
     measure: bool
+    replica: int
     held: dict[tuple[int, int], _Held] = field(default_factory=dict)
     put_off: dict[tuple[int, int], WeightGradients] = field(default_factory=dict)
     local: dict[tuple[Channel, int, int], list[Tensor]] = field(default_factory=dict)
@@ -132,18 +133,27 @@ class PipelineExecutor:
         training: bool,
         measure: bool = False,
         step: int = 0,
+        replica: int | None = None,
     ) -> Totals:
         """Run `actions`; gradients of sum(weight * loss) accumulate in the parameters when the list has backwards.
 
         `sequence` must differ between calls: it separates their messages. With `measure`, the memory that the first
         forward keeps is counted. `step` is what dropout draws from, so that a run that was resumed draws what it would
-        have drawn.
+        have drawn; so is `replica`, by default this rank's own.
 
         Raises:
             PeerLostError: a neighbour went away.
         """
         split = any(action.phase is Phase.WEIGHT_GRADIENT for action in actions)
-        run = _Run(sequence=sequence, step=step, batches=batches, training=training, split=split, measure=measure)
+        run = _Run(
+            sequence=sequence,
+            step=step,
+            batches=batches,
+            training=training,
+            split=split,
+            measure=measure,
+            replica=self._replica if replica is None else replica,
+        )
         if self._weights is not None:
             self._weights.expect(action.stage for action in actions)
         with torch.set_grad_enabled(training):
@@ -192,7 +202,7 @@ class PipelineExecutor:
         inputs = {spec.name: tensor for spec, tensor in zip(specs, received, strict=True)}
         inputs.update(self._batch_inputs(program, run.batches[micro]))
         started = self._clock.monotonic()
-        seed = dropout_seed(self._seed, run.step, self._replica, micro)
+        seed = dropout_seed(self._seed, run.step, run.replica, micro)
         held = _Held(received=received, outputs=[], put_off=WeightGradients() if run.split else None)
         with self._counting(run, runner):
             outputs = runner.forward(inputs, seed=seed, training=run.training, put_off=held.put_off)

@@ -62,6 +62,7 @@ def report_fields(report: StepReport) -> dict[str, Any]:
         "sync_seconds": report.sync_seconds,
         "wait_seconds": report.wait_seconds,
         "committed": report.committed,
+        "sketch": sketch_fields(report.sketch),
         "noticed": None if report.noticed is None else report.noticed.to_json(),
         "memory": {
             "weights": report.held.weights,
@@ -69,6 +70,11 @@ def report_fields(report: StepReport) -> dict[str, Any]:
             "peak": report.held.peak + report.optimizer_bytes,
         },
     }
+
+
+def sketch_fields(sketch: Mapping[str, tuple[float, float]] | None) -> dict[str, list[float | None]] | None:
+    """As JSON has it."""
+    return None if sketch is None else {key: [finite(number) for number in pair] for key, pair in sketch.items()}
 
 
 def finite(value: float) -> float | None:

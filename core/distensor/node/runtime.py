@@ -228,6 +228,7 @@ class WorkerRuntime:
             reach=self._reach,
             aggregators=self._aggregators,
             loss=self._faults.loss,
+            cheat=self._faults.cheat,
         )
 
     def _reach(self, phase: FaultPhase, step: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,8 @@ class StepReport:
     """Of the pipeline, where they were to be measured."""
     noticed: Noticed | None = None
     """None where gradients are summed."""
+    sketch: Mapping[str, tuple[float, float]] | None = None
+    """Of what this rank itself computed, where that was wanted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -70,7 +70,8 @@ class GradientReducer:
 
     Every rank must pass the same parameters in the same order. Call `begin` before the first backward pass of a step
     and `finish` after the last; in between, each bucket starts travelling as soon as all its gradients are complete.
-    The buckets start in the same order everywhere, whatever order the gradients come in.
+    The buckets start in the same order everywhere, whatever order the gradients come in. `see` is shown parameters
+    whose gradients are complete on this rank, before they travel.
     """
 
     def __init__(
@@ -78,12 +79,14 @@ class GradientReducer:
         parameters: Sequence[Tensor],
         group: dist.ProcessGroup | None,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        see: Callable[[Sequence[Tensor]], None] | None = None,
     ) -> None:
         if bucket_bytes < 1:
             raise ConfigError(f"GradientReducer(bucket_bytes={bucket_bytes}): expected at least 1")
         self._group = group if group is not None and group.size() > 1 else None
         trained = [parameter for parameter in parameters if parameter.requires_grad] if self._group else []
         self._buckets = _make_buckets(trained, bucket_bytes)
+        self._see = see
         self._next = 0
         self._active = False
         self.bytes = 0
@@ -138,7 +141,10 @@ class GradientReducer:
 
     def _launch_next(self) -> None:
         assert self._group is not None, "without a group there are no buckets"
-        self.bytes += self._buckets[self._next].launch(self._group)
+        bucket = self._buckets[self._next]
+        if self._see is not None:
+            self._see(bucket.parameters)
+        self.bytes += bucket.launch(self._group)
         self._next += 1
 
 

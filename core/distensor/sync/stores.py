@@ -5,7 +5,7 @@ The executor says which stage it turns to; everything else happens at the start 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, TypeAlias
@@ -109,10 +109,15 @@ class ReplicatedWeights:
 
     cut = False
 
-    def __init__(self, stages: Stages, group: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self,
+        stages: Stages,
+        group: dist.ProcessGroup | None,
+        see: Callable[[Sequence[Tensor]], None] | None = None,
+    ) -> None:
         self.updated: Mapping[str, Tensor] = keyed(stages)
         trained = [parameter for parameter in self.updated.values() if parameter.requires_grad]
-        self._reducer = GradientReducer(trained, group)
+        self._reducer = GradientReducer(trained, group, see=see)
 
     @property
     def held(self) -> Held:

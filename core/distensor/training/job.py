@@ -31,6 +31,8 @@ from distensor.training.replies import (
     read_step,
 )
 from distensor.training.results import StepResult
+from distensor.training.spot_checking import SpotChecks
+from distensor.training.spot_checks import TOLERANCES
 from distensor.training.step_results import Attempt, slowest_of, step_result
 from distensor.transport.driver import Command
 
@@ -76,6 +78,7 @@ class TrainingJob:
         self._ranks = JobRanks(connection=connection, model=model, pieces=pieces, options=options)
         self._options = options
         self._receipts = receipts
+        self.checks = SpotChecks(options.spot_checks, TOLERANCES[options.precision.value])
         self._clock = clock
         self._note_measures = note_measures
         self._note_links = note_links
@@ -261,27 +264,30 @@ class TrainingJob:
         while True:
             if self._members is not None:
                 self._with_members(self._members.tend)
+            parts, replica_of = self._ranks.split(batches), self._ranks.replica_of
             attempt = Attempt(
-                parts=self._ranks.split(batches),
+                parts=parts,
                 epoch=self._connection.epoch,
-                replica_of=self._ranks.replica_of,
+                replica_of=replica_of,
                 total_steps=total_steps,
+                check=self.checks.choose([rank for rank, replica in replica_of.items() if parts[replica]]),
             )
             try:
                 replies = self._run_step(number, attempt, lr, standpoint)
             except WorkerLostError as error:
+                attempt = replace(attempt, check=None)  # of what is answered now no witness knows
                 replies = self._recover(error, number)
             if replies:
                 return self._finish(number, lr, attempt, replies, before, started)
 
     def _run_step(self, number: int, attempt: Attempt, lr: float, standpoint: Standpoint | None = None) -> list[Reply]:
         meta = {"step": number, "lr": lr, "tokens_per_second": self._tokens_per_second, **self._pacer.order()}
-        meta["total_steps"] = attempt.total_steps
+        meta["total_steps"], meta["sketch"] = attempt.total_steps, self.checks.on
         if standpoint is None:
-            return self._ranks.send(Command.STEP, meta, attempt.parts)
+            return self._ranks.send(Command.STEP, meta, attempt.parts, check=attempt.check)
         counts = [len(attempt.parts[replica]) for _, replica in sorted(attempt.replica_of.items())]
         meta["note"], note = self._notes.note(standpoint, attempt.epoch, counts, self._receipts.paid)
-        return self._ranks.send(Command.STEP, meta, attempt.parts, note=note)
+        return self._ranks.send(Command.STEP, meta, attempt.parts, note=note, check=attempt.check)
 
     def _finish(
         self,
@@ -317,7 +323,15 @@ class TrainingJob:
             self._apart = sparse is not None and not sparse.exchanges(number, attempt.total_steps)
             self._tokens_per_second = result.tokens_per_second
             self._report_units(number, attempt)
+            self._conclude(number, attempt, replies)
         return result, committed
+
+    def _conclude(self, number: int, attempt: Attempt, replies: Sequence[Reply]) -> None:
+        if attempt.check is not None:
+            unit = UnitKey(
+                job_id=self._connection.job_id, epoch=attempt.epoch, step=number, rank=Rank(attempt.check.target)
+            )
+            self.checks.conclude(attempt.check, unit, replies, attempt.parts[attempt.replica_of[attempt.check.target]])
 
     def _recover(self, error: WorkerLostError, number: int | None) -> list[Reply]:
         """The answers of the ranks, where step `number` is committed after all."""

@@ -24,6 +24,7 @@ from distensor.optim import parse_lr_schedule
 from distensor.optim.clipping import NormType, parse_norm_type
 from distensor.sync import Sync
 from distensor.training.checkpoint_options import CheckpointOptions, checkpoint_options
+from distensor.training.spot_checks import DEFAULT_RATE, MOST_WITNESSES, check_rate
 
 if TYPE_CHECKING:
     from distensor.nn import DistributedModel
@@ -56,6 +57,8 @@ class TrainerOptions:
     seed: int
     sync: Sync = Sync.ALLREDUCE
     elastic: bool = True
+    spot_checks: float = 0.0
+    """The share of units that is recomputed."""
     checkpoint: CheckpointOptions | None
 
     @classmethod
@@ -79,6 +82,7 @@ class TrainerOptions:
         checkpoint_keep: object = None,
         elastic: object = True,
         context_shares: Sequence[int] | None = None,
+        spot_checks: float | None = None,
         **choices: Any,
     ) -> TrainerOptions:
         """Everything is checked before anything is said: the message names each keyword that is wrong, its value and
@@ -108,6 +112,7 @@ class TrainerOptions:
             "accumulate": problems.check(_integer, "accumulate", accumulate, at_least=1),
             "seed": problems.check(_integer, "seed", seed, at_least=0),
             "elastic": problems.check(_flag, "elastic", elastic),
+            "spot_checks": problems.check(_spot_checks, spot_checks, parallel, choices.get("sync")),
             "checkpoint": problems.check(checkpoint_options, checkpoint, checkpoint_every, checkpoint_keep),
         }
         problems.report()
@@ -182,6 +187,20 @@ def _flag(keyword: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{keyword}={value!r}: expected True or False")
     return value
+
+
+def _spot_checks(value: float | None, parallel: ParallelConfig, sync: object) -> float:
+    """By default some, where another rank alone can recompute a unit and a third can say which of two is right."""
+    alone = parallel.world_size == parallel.data_parallel and sync in (None, Sync.ALLREDUCE.value)
+    if value is None:
+        return DEFAULT_RATE if alone and parallel.data_parallel > MOST_WITNESSES else 0.0
+    rate = check_rate(value)
+    if rate and not (alone and parallel.data_parallel > 1):
+        raise UnsupportedOptionError(
+            f"spot_checks={value!r}: only where data_parallel is 2 or more, all other axes 1 and sync='allreduce' can "
+            "another worker recompute a unit in this version; use spot_checks=0"
+        )
+    return rate
 
 
 def _clip_norm(value: object) -> float | None:

@@ -22,7 +22,7 @@ from distensor.training.job_snapshot import JobSnapshot, copy_seconds, state_for
 from distensor.training.notes import keepers
 from distensor.training.replies import Reply, agreed, read_loss
 from distensor.training.step_results import load_words, most_bytes, wanted_tensors
-from distensor.transport.driver import Command
+from distensor.transport.driver import WITNESS_PREFIX, Command
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from distensor.training.options import TrainerOptions
     from distensor.training.pieces import MeshPieces
     from distensor.training.replies import Layout
+    from distensor.training.spot_checks import Check
 
 
 class JobRanks:
@@ -111,24 +112,37 @@ class JobRanks:
         parts: Sequence[Sequence[Mapping[str, Tensor]]],
         layouts: Mapping[int, Layout] | None = None,
         note: Mapping[str, Tensor] | None = None,
+        check: Check | None = None,
     ) -> list[Reply]:
         """Give each rank the inputs that it reads of `parts`, and its own part of the answer's `layouts`.
-        `note` goes to those that keep notes."""
+        `note` goes to those that keep notes, and what the target of `check` gets to its witnesses as well."""
         layouts = layouts or {}
         wanted = wanted_tensors(layouts)
-        extra = {
+        extra: dict[int, dict[str, Any]] = {
             rank: {"micro_batches": len(parts[replica]), **wanted.get(rank, {})}
             for rank, replica in self.replica_of.items()
         }
         tensors = {rank: self._inputs_of(rank, parts) for rank in self.replica_of}
         for rank in self._keepers if note else ():
             tensors[rank] |= note or {}
+        if check is not None:
+            words, batch = self._witnessed(check, parts)
+            for rank in check.witnesses:
+                extra[rank] |= words
+                tensors[rank] |= batch
         return self._connection.command(command, meta, tensors, extra, most_bytes(layouts))
 
     def _inputs_of(self, rank: int, parts: Sequence[Sequence[Mapping[str, Tensor]]]) -> dict[str, Tensor]:
         """The slices of the batch that this rank's stages read, by "micro/name"."""
         names, own = self._inputs_of_rank[rank], parts[self.replica_of[rank]]
         return {f"{micro}/{name}": part[name] for micro, part in enumerate(own) for name in names}
+
+    def _witnessed(
+        self, check: Check, parts: Sequence[Sequence[Mapping[str, Tensor]]]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        replica = self.replica_of[check.target]
+        batch = {f"{WITNESS_PREFIX}{name}": tensor for name, tensor in self._inputs_of(check.target, parts).items()}
+        return {"witness": {"replica": replica, "micro_batches": len(parts[replica])}}, batch
 
     def mean_rows(self, parts: Sequence[Sequence[Mapping[str, Tensor]]]) -> float:
         """Rows of one micro-batch of `parts`."""

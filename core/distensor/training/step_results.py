@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from distensor.training.options import TrainerOptions
     from distensor.training.pieces import MeshPieces
     from distensor.training.replies import Layout, StepReply
+    from distensor.training.spot_checks import Check
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +28,7 @@ class Attempt:
     epoch: Epoch
     replica_of: Mapping[int, int]
     total_steps: int | None
+    check: Check | None = None
 
 
 def load_words(options: TrainerOptions, pieces: MeshPieces, optimizer: OptimizerSpec) -> dict[str, Any]:

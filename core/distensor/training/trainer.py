@@ -102,6 +102,8 @@ class Trainer(JobHolder):
             [3, 1] gives the first rank three quarters of the positions. By default all are equal.
         elastic: go on when workers are lost (docs/elastic.md): with the replicas that are left, later with new ones, or
             from the latest checkpoint. False: the job ends with an error.
+        spot_checks: the share of units that other replicas compute too, to compare (docs/spot-checks.md); by default
+            0.01 where three or more replicas are all that the mesh has, else none.
         seed: of dropout.
         name: of the job, as providers see it.
         progress: show a progress bar in `fit`; by default where standard error is a terminal.
@@ -137,6 +139,7 @@ class Trainer(JobHolder):
         checkpoint_every: int | None = None,
         checkpoint_keep: int | None = None,
         elastic: bool = True,
+        spot_checks: float | None = None,
         backend: str = "tls",
         seed: int = 0,
         name: str = "training",
@@ -165,6 +168,7 @@ class Trainer(JobHolder):
             lr_schedule=lr_schedule,
             seed=seed,
             elastic=elastic,
+            spot_checks=spot_checks,
         )
         problems.check(_check_name, name)
         spec = problems.check(read_optimizer, model, optimizer, lr, optimizer_options, ema, sync, sync_options)

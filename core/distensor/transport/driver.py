@@ -32,6 +32,8 @@ PIECE_BYTES = 1 << 20
 """So much of a snapshot may stand before the answer to a command on the same connection."""
 
 MAX_PARTS = 1 << 20
+WITNESS_PREFIX = "witness/"
+"""Of the names of another replica's batch, which a rank recomputes."""
 NOTE_PREFIX = "note/"
 """Of the names of tensors that a driver leaves with its ranks (`node/notebook.py`)."""
 ABORT_SEQUENCE = (1 << 40) - 1
