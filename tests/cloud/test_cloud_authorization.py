@@ -43,6 +43,10 @@ TABLE: dict[str, tuple[Operation, dict[Who, Scope | None]]] = {
     "show_job": (Operation.EXPLAIN_JOB, {T: S.JOBS_READ, A: S.JOBS_READ}),
     "explain_job": (Operation.EXPLAIN_JOB, {T: S.JOBS_READ, A: S.JOBS_READ}),
     "cancel_job": (Operation.END_JOB, {T: S.JOBS_END, A: S.JOBS_END}),
+    "list_runs": (Operation.READ_RUN, {T: S.JOBS_READ, A: S.JOBS_READ}),
+    "show_run": (Operation.READ_RUN, {T: S.JOBS_READ, A: S.JOBS_READ}),
+    "list_steps": (Operation.READ_RUN, {T: S.JOBS_READ, A: S.JOBS_READ}),
+    "watch_run": (Operation.READ_RUN, {T: S.JOBS_READ, A: S.JOBS_READ}),
     "list_epochs": (Operation.READ_TOPOLOGY, {T: S.JOBS_READ, A: S.JOBS_READ}),
     "show_topology": (Operation.READ_TOPOLOGY, {T: S.JOBS_READ, A: S.JOBS_READ}),
 }
@@ -60,6 +64,9 @@ ABOUT = {
     "show_job": "job",
     "explain_job": "job",
     "cancel_job": "job",
+    "show_run": "job",
+    "list_steps": "job",
+    "watch_run": "job",
     "list_epochs": "job",
     "show_topology": "job",
 }

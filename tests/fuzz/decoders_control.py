@@ -13,7 +13,7 @@ from cryptography import x509
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError, Message
 
-from distensor.comm import codec, job_codec, keys, statement_codec, stream_codec
+from distensor.comm import codec, job_codec, keys, progress_codec, statement_codec, stream_codec
 from distensor.comm.address import parse_address
 from distensor.comm.credential import NodeCredential, load_credential, save_credential
 from distensor.comm.identity import new_key_and_csr
@@ -60,6 +60,7 @@ from distensor.core.control import (
 from distensor.core.ids import DeviceId, Epoch, Generation, JobId, NodeId, Rank, WorkerId, parse_data_plane_uri
 from distensor.core.job_report import JobQuery, JobReport, JobsPage, JobSummary, PassedNode, PlacedRank
 from distensor.core.parallel import ParallelConfig
+from distensor.core.progress import StepProgress
 from distensor.core.reading import Unavailable
 from distensor.core.statement import (
     HubUnit,
@@ -238,11 +239,15 @@ def job_messages() -> list[Decoder]:
         for rank in range(job.workers)
     )
     report = JobReport(job=job, ranks=ranks, passed=(PassedNode(node="bolt", why="no free slot"),), missing="2 workers")
+    step = StepProgress(step=7, loss=2.5, tokens=64, seconds=0.5, bytes_sent=100, bytes_received=200)
     c = job_codec
     return [
         *wire(pb.ListJobsRequest, c.read_query, c.write_query(JobQuery(ended=True, after=JOB, most=10))),
         *wire(pb.ListJobsReply, c.read_page, c.write_page(JobsPage(jobs=(job, job), more=True))),
         *wire(pb.ExplainJobReply, c.read_report, c.write_report(report)),
+        *wire(
+            pb.ReportProgressRequest, progress_codec.read_progress, progress_codec.write_progress(JOB, Epoch(2), [step])
+        ),
     ]
 
 

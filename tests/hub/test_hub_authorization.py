@@ -16,7 +16,7 @@ import pytest
 from access_kit import DoorHub, clerk, door_hub
 from hub_kit import WordNode, info, spec, until
 
-from distensor.comm import codec, job_codec, statement_codec
+from distensor.comm import codec, job_codec, progress_codec, statement_codec
 from distensor.comm.channels import bearer, open_aio_channel
 from distensor.comm.keys import KeyKind
 from distensor.comm.messages import Register
@@ -50,6 +50,7 @@ TABLE: dict[Operation, dict[Who, Scope | None]] = {
     Operation.TAKE_OVER_JOB: {Who.TRAINER: S.JOBS_WRITE},
     Operation.WATCH_JOB: {Who.TRAINER: S.JOBS_READ},
     Operation.REPORT_UNITS: {Who.TRAINER: S.JOBS_WRITE},
+    Operation.REPORT_PROGRESS: {Who.TRAINER: S.JOBS_WRITE},
     Operation.LIST_JOBS: {Who.TRAINER: S.JOBS_READ, Who.ADMIN: S.JOBS_READ},
     Operation.EXPLAIN_JOB: {Who.TRAINER: S.JOBS_READ, Who.ADMIN: S.JOBS_READ},
     Operation.END_JOB: {Who.TRAINER: S.JOBS_END, Who.ADMIN: S.JOBS_END},
@@ -61,6 +62,7 @@ ABOUT_JOBS = {
     Operation.TAKE_OVER_JOB,
     Operation.WATCH_JOB,
     Operation.REPORT_UNITS,
+    Operation.REPORT_PROGRESS,
     Operation.EXPLAIN_JOB,
     Operation.END_JOB,
 }
@@ -148,6 +150,7 @@ def _request(operation: Operation, job: JobId) -> Any:
         Operation.TAKE_OVER_JOB: codec.write_take_over(TakeOver(job_id=job, request="t", csr_pem="x")),
         Operation.WATCH_JOB: pb.WatchJobRequest(job_id=job),
         Operation.REPORT_UNITS: pb.ReportUnitsRequest(units=[codec.write_unit(Unit(key=key, micro_batches=1))]),
+        Operation.REPORT_PROGRESS: progress_codec.write_progress(job, Epoch(1), []),
         Operation.LIST_JOBS: job_codec.write_query(JobQuery()),
         Operation.EXPLAIN_JOB: job_codec.write_explain(job),
         Operation.END_JOB: pb.EndJobRequest(job_id=job, state="running"),  # no end: refused for what it says

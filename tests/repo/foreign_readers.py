@@ -28,6 +28,7 @@ TRIED = (
     "comm.job_codec:read_query",
     "comm.job_codec:read_report",
     "comm.keys:decode_key",
+    "comm.progress_codec:read_progress",
     "comm.relay_words:read_line",
     "comm.relay_words:read_nonce",
     "comm.relay_words:read_wish",

@@ -60,9 +60,13 @@ class Connection:
 class Receipts:
     def __init__(self) -> None:
         self.units: list[Any] = []
+        self.told: list[Any] = []
 
     def add(self, units: Sequence[Any]) -> None:
         self.units.extend(units)
+
+    def note(self, *told: Any) -> None:
+        self.told.append(told)
 
     def close(self, timeout: float) -> int:
         return len(self.units)
@@ -113,6 +117,8 @@ def test_a_step_is_a_result_and_its_receipts(job: TrainingJob, caplog: pytest.Lo
     assert committed
     assert (result.loss, result.tokens, result.grad_norm) == (1.5, 4, 0.5)
     assert job.units_done == 2
+    ((_, epoch, told),) = cast("Any", job._receipts).told
+    assert (epoch, told.step, told.loss, told.tokens, told.seconds) == (1, 1, 1.5, 4, result.seconds)
     assert [memory.peak for memory in result.memory] == [32, 32]
     assert job.bytes_per_link() == {(0, -1): 9, (1, -1): 9}
     with caplog.at_level(logging.WARNING):
@@ -132,6 +138,7 @@ def test_a_step_that_nobody_applied_is_not_paid(job: TrainingJob, connection: Co
         meta.update(committed=False, loss=None, grad_norm=None)
     _, committed = job.step(1, [BATCH], 0.1, None)
     assert not committed
+    assert cast("Any", job._receipts).told == []
     assert job.units_done == 0
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from distensor.core import SYSTEM_CLOCK, Epoch, JobId, Rank
 from distensor.core.control import Unit, UnitKey
 from distensor.core.errors import AuthenticationError, HubUnreachableError
+from distensor.core.progress import MOST_STEPS, StepProgress
 from distensor.training.receipts import ReceiptSender
 
 
@@ -23,6 +24,7 @@ class Hub:
         self.refuses = refuses
         self.calls = 0
         self.taken: list[Unit] = []
+        self.told: list[tuple[JobId, Epoch, int]] = []
         self.called = threading.Event()
 
     def report_units(self, units: Sequence[Unit]) -> None:
@@ -34,6 +36,14 @@ class Hub:
             self.away -= 1
             raise HubUnreachableError("away")
         self.taken.extend(units)
+
+    def report_progress(self, job_id: JobId, epoch: Epoch, steps: Sequence[StepProgress]) -> None:
+        if self.refuses:
+            raise AuthenticationError("token revoked")
+        if self.away > 0:
+            self.away -= 1
+            raise HubUnreachableError("away")
+        self.told += [(job_id, epoch, one.step) for one in steps]
 
 
 def test_all_receipts_arrive_once_and_in_order() -> None:
@@ -75,3 +85,32 @@ def test_a_refused_token_is_not_tried_while_the_job_goes_on_either() -> None:
     sender.add([unit(2)])
     assert sender.close(timeout=60) == 2
     assert hub.calls == 1
+
+
+def progress(step: int) -> StepProgress:
+    return StepProgress(step=step, loss=1.5, tokens=8, seconds=0.25, bytes_sent=10, bytes_received=20)
+
+
+def test_progress_is_told_once_by_epoch_and_in_order() -> None:
+    hub = Hub(away=2)
+    sender = ReceiptSender(hub, SYSTEM_CLOCK)
+    for step in range(3):
+        sender.note(JobId("j"), Epoch(1), progress(step))
+    sender.note(JobId("j"), Epoch(2), progress(3))
+    while not hub.told:
+        hub.called.wait(0.01)
+    assert sender.close(5) == 0
+    assert hub.told == [("j", 1, 0), ("j", 1, 1), ("j", 1, 2), ("j", 2, 3)]
+
+
+def test_a_hub_that_refuses_progress_is_not_asked_for_ever_and_an_absent_one_keeps_no_memory() -> None:
+    refusing, absent = Hub(refuses=True), Hub(away=1_000_000)
+    sender = ReceiptSender(refusing, SYSTEM_CLOCK)
+    sender.note(JobId("j"), Epoch(1), progress(0))
+    assert sender.close(5) == 0
+    assert not sender._progress
+    sender = ReceiptSender(absent, SYSTEM_CLOCK)
+    for step in range(3 * MOST_STEPS):
+        sender.note(JobId("j"), Epoch(1), progress(step))
+    assert sender.close(0.1) == 0
+    assert [one.step for *_, one in sender._progress] == list(range(2 * MOST_STEPS, 3 * MOST_STEPS))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
-from prometheus_client import CollectorRegistry, Histogram, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, Histogram, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client import Counter as Count
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -78,12 +79,30 @@ def _gauge(name: str, about: str, value: float) -> Metric:
     return GaugeMetricFamily(name, about, value=value)
 
 
+class Streams:
+    """How many streams of events are open."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.open = 0
+        gauge = Gauge("distensor_http_streams", "Streams of events that are open.", registry=registry)
+        gauge.set_function(lambda: self.open)
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        self.open += 1
+        try:
+            yield
+        finally:
+            self.open -= 1
+
+
 class Metrics:
     """All of them."""
 
     def __init__(self, machine: HubMachine, clock: Clock, writable: Callable[[], bool]) -> None:
         self.registry = CollectorRegistry()
         self.http = HttpMeter(self.registry)
+        self.streams = Streams(self.registry)
         self.registry.register(HubCollector(machine, clock, writable))
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)

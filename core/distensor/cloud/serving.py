@@ -58,6 +58,7 @@ def http_beside(settings: CloudSettings, on_listening: Callable[[HubAddress], No
                     yield
                 finally:
                     context.closing.set()
+                    inside.service.runs.wake_all()
                     server.should_exit = True
 
     return serving

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from distensor.comm import codec, job_codec
+from distensor.comm import codec, job_codec, progress_codec
 from distensor.comm.backoff import Backoff
 from distensor.comm.bootstrap import fetch_authority
 from distensor.comm.channels import MAX_UNITS_PER_MESSAGE, bearer, open_channel
@@ -20,6 +20,7 @@ from distensor.core.errors import AuthenticationError, ControlError, HubUnreacha
 from distensor.core.ids import Epoch, JobId
 from distensor.core.job_report import JobQuery, JobReport, JobsPage
 from distensor.core.parallel import ParallelConfig
+from distensor.core.progress import StepProgress
 from distensor.proto import control_pb2 as pb
 from distensor.proto.control_pb2_grpc import ControlStub
 
@@ -90,6 +91,10 @@ class HubClient:
         for start in range(0, len(units), MAX_UNITS_PER_MESSAGE):
             part = units[start : start + MAX_UNITS_PER_MESSAGE]
             self._call("ReportUnits", codec.write_receipts(part))
+
+    def report_progress(self, job_id: JobId, epoch: Epoch, steps: Sequence[StepProgress]) -> None:
+        """Tell how a run goes, at most `core.progress.MOST_STEPS` steps at once. The hub keeps it in memory only."""
+        self._call("ReportProgress", progress_codec.write_progress(job_id, epoch, steps))
 
     def list_jobs(self, query: JobQuery = ALL_JOBS) -> JobsPage:
         """One page of this account's jobs, or, by an admin's key, of all accounts'."""

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Protocol
 import grpc
 import grpc.aio
 
-from distensor.comm import codec, job_codec, statement_codec
+from distensor.comm import codec, job_codec, progress_codec, statement_codec
 from distensor.comm.address import HubAddress
 from distensor.comm.channels import EOF, MAX_UNITS_PER_MESSAGE, SERVER_OPTIONS
 from distensor.comm.failures import status_of_error
@@ -22,6 +22,7 @@ from distensor.core.errors import AuthenticationError, ControlError, DistensorEr
 from distensor.core.ids import Epoch, JobId
 from distensor.core.job_report import JobQuery, JobReport, JobsPage
 from distensor.core.parallel import ParallelConfig
+from distensor.core.progress import StepProgress
 from distensor.core.statement import Statement, StatementQuery, UnitsPage, UnitsQuery
 from distensor.proto import control_pb2 as pb
 from distensor.proto.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
@@ -113,6 +114,10 @@ class ControlService(Protocol):
     def watch_job(self, who: Principal, job_id: JobId) -> AsyncIterator[JobUpdate]: ...
 
     async def report_units(self, who: Principal, units: Sequence[Unit]) -> None: ...
+
+    async def report_progress(
+        self, who: Principal, job_id: JobId, epoch: Epoch, steps: Sequence[StepProgress]
+    ) -> None: ...
 
     async def end_job(
         self, who: Principal, job_id: JobId, state: JobState, reason: str, epoch: Epoch | None
@@ -218,6 +223,12 @@ class Servicer(ControlServicer):
             who = await self._recognise(context)
             await self._service.report_units(who, _read_units(request))
             return pb.ReportUnitsReply()
+
+    async def ReportProgress(self, request: pb.ReportProgressRequest, context: Any) -> pb.ReportProgressReply:
+        async with _answering(context):
+            who = await self._recognise(context)
+            await self._service.report_progress(who, *progress_codec.read_progress(request))
+            return pb.ReportProgressReply()
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsReply:
         async with _answering(context):

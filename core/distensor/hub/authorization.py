@@ -56,6 +56,7 @@ class Operation(StrEnum):
     TAKE_OVER_JOB = "TakeOverJob"
     WATCH_JOB = "WatchJob"
     REPORT_UNITS = "ReportUnits"
+    REPORT_PROGRESS = "ReportProgress"
     LIST_JOBS = "ListJobs"
     EXPLAIN_JOB = "ExplainJob"
     END_JOB = "EndJob"
@@ -118,6 +119,7 @@ RULES: Mapping[Operation, Mapping[Who, Rule]] = MappingProxyType(
         Operation.TAKE_OVER_JOB: {Who.TRAINER: _WRITE_JOBS},
         Operation.WATCH_JOB: {Who.TRAINER: _READ_JOBS},
         Operation.REPORT_UNITS: {Who.TRAINER: _WRITE_JOBS},
+        Operation.REPORT_PROGRESS: {Who.TRAINER: _WRITE_JOBS},
         Operation.LIST_JOBS: {Who.TRAINER: _READ_JOBS, Who.ADMIN: _READ_ALL_JOBS},
         Operation.EXPLAIN_JOB: {Who.TRAINER: _READ_JOBS, Who.ADMIN: _READ_ALL_JOBS},
         Operation.END_JOB: {Who.TRAINER: Rule(Scope.JOBS_END), Who.ADMIN: Rule(Scope.JOBS_END, Reach.ANY)},

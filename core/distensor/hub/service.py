@@ -28,6 +28,7 @@ from distensor.core.errors import ConfigError, HubProtocolError, JobHeldError, L
 from distensor.core.ids import AccountId, Epoch, JobId, NodeId
 from distensor.core.job_report import JobQuery, JobReport, JobsPage
 from distensor.core.parallel import ParallelConfig
+from distensor.core.progress import StepProgress
 from distensor.core.statement import Statement, StatementQuery, UnitsPage, UnitsQuery, hour_of
 from distensor.hub import access, jobs, money
 from distensor.hub.accounts import quotas_of
@@ -52,6 +53,7 @@ from distensor.hub.machine import HubMachine
 from distensor.hub.metering import Recorded, never_placed, record_claims, record_receipts
 from distensor.hub.records import NodeRecord
 from distensor.hub.repository import Books
+from distensor.hub.runs import Runs
 from distensor.hub.watchers import Watchers
 from distensor.hub.writer import Writes
 
@@ -102,6 +104,7 @@ class HubService:
         self._next_session = 0
         self._stays: dict[NodeSession, Stay] = {}
         self._watchers = Watchers()
+        self.runs = Runs()
         self._deliveries: asyncio.Queue[tuple[asyncio.Future[Any], Callable[[], None]]] = asyncio.Queue()
 
     async def run(self) -> None:
@@ -350,6 +353,10 @@ class HubService:
         for job_id in {unit.key.job_id for unit in units}:
             self._machine.heard_trainer(job_id, self._clock.monotonic())
 
+    async def report_progress(self, who: Principal, job_id: JobId, epoch: Epoch, steps: Sequence[StepProgress]) -> None:
+        self._owner(who, Operation.REPORT_PROGRESS, job_id)
+        self.runs.tell(job_id, epoch, steps, self._clock.now())
+
     async def end_job(
         self, who: Principal, job_id: JobId, state: JobState, reason: str, epoch: Epoch | None = None
     ) -> None:
@@ -403,6 +410,7 @@ class HubService:
                 self._send(effect)
             case Publish():
                 self._watchers.publish(effect.update)
+                self.runs.wake(effect.update.job_id)
             case Disconnect():
                 self._disconnect(effect)
             case Note():

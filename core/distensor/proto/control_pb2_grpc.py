@@ -69,6 +69,11 @@ class ControlStub:
                 request_serializer=distensor_dot_proto_dot_control__pb2.ReportUnitsRequest.SerializeToString,
                 response_deserializer=distensor_dot_proto_dot_control__pb2.ReportUnitsReply.FromString,
                 _registered_method=True)
+        self.ReportProgress = channel.unary_unary(
+                '/distensor.v1.Control/ReportProgress',
+                request_serializer=distensor_dot_proto_dot_control__pb2.ReportProgressRequest.SerializeToString,
+                response_deserializer=distensor_dot_proto_dot_control__pb2.ReportProgressReply.FromString,
+                _registered_method=True)
         self.ListJobs = channel.unary_unary(
                 '/distensor.v1.Control/ListJobs',
                 request_serializer=distensor_dot_proto_dot_control__pb2.ListJobsRequest.SerializeToString,
@@ -147,6 +152,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportProgress(self, request, context):
+        """How a run goes, for whoever looks at it: kept in memory only, and what is lost is lost.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListJobs(self, request, context):
         """Those that wait first, in the order of the queue; then the others, the oldest first.
         """
@@ -218,6 +230,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.ReportUnits,
                     request_deserializer=distensor_dot_proto_dot_control__pb2.ReportUnitsRequest.FromString,
                     response_serializer=distensor_dot_proto_dot_control__pb2.ReportUnitsReply.SerializeToString,
+            ),
+            'ReportProgress': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportProgress,
+                    request_deserializer=distensor_dot_proto_dot_control__pb2.ReportProgressRequest.FromString,
+                    response_serializer=distensor_dot_proto_dot_control__pb2.ReportProgressReply.SerializeToString,
             ),
             'ListJobs': grpc.unary_unary_rpc_method_handler(
                     servicer.ListJobs,
@@ -434,6 +451,33 @@ class Control:
             '/distensor.v1.Control/ReportUnits',
             distensor_dot_proto_dot_control__pb2.ReportUnitsRequest.SerializeToString,
             distensor_dot_proto_dot_control__pb2.ReportUnitsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportProgress(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/distensor.v1.Control/ReportProgress',
+            distensor_dot_proto_dot_control__pb2.ReportProgressRequest.SerializeToString,
+            distensor_dot_proto_dot_control__pb2.ReportProgressReply.FromString,
             options,
             channel_credentials,
             insecure,

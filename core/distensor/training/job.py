@@ -33,7 +33,7 @@ from distensor.training.replies import (
 from distensor.training.results import StepResult
 from distensor.training.spot_checking import SpotChecks
 from distensor.training.spot_checks import TOLERANCES
-from distensor.training.step_results import Attempt, slowest_of, step_result
+from distensor.training.step_results import Attempt, progress_of, slowest_of, step_result
 from distensor.transport.driver import Command
 
 if TYPE_CHECKING:
@@ -324,6 +324,7 @@ class TrainingJob:
             self._tokens_per_second = result.tokens_per_second
             self._report_units(number, attempt)
             self._conclude(number, attempt, replies)
+            self._receipts.note(self._connection.job_id, attempt.epoch, progress_of(result))
         return result, committed
 
     def _conclude(self, number: int, attempt: Attempt, replies: Sequence[Reply]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from distensor.core import Clock
+from distensor.core import Clock, Epoch, JobId
 from distensor.core.control import Unit
-from distensor.core.errors import AuthenticationError, ControlError
+from distensor.core.errors import AuthenticationError, ControlError, HubUnreachableError
+from distensor.core.progress import MOST_STEPS, StepProgress
 
 FLUSH_SECONDS = 0.5
 MAX_UNITS_A_CALL = 2000
@@ -17,17 +19,21 @@ MAX_UNITS_A_CALL = 2000
 class ReceiptTaker(Protocol):
     def report_units(self, units: Sequence[Unit]) -> None: ...
 
+    def report_progress(self, job_id: JobId, epoch: Epoch, steps: Sequence[StepProgress]) -> None: ...
+
 
 class ReceiptSender:
     """Sends from a thread of its own, so that a hub that is away never delays a step.
 
-    Repeating a receipt is harmless: the hub credits a unit once.
+    Repeating a receipt is harmless: the hub credits a unit once. Progress goes along: what a hub that is away does not
+    hear of it is told later or, where it is more than one message holds, never.
     """
 
     def __init__(self, hub: ReceiptTaker, clock: Clock) -> None:
         self._hub = hub
         self._clock = clock
         self._pending: list[Unit] = []
+        self._progress: deque[tuple[JobId, Epoch, StepProgress]] = deque(maxlen=MOST_STEPS)
         self._newest = 0
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -40,6 +46,11 @@ class ReceiptSender:
         with self._lock:
             self._pending.extend(units)
             self._newest = max((unit.key.step for unit in units), default=self._newest)
+
+    def note(self, job_id: JobId, epoch: Epoch, step: StepProgress) -> None:
+        """Something for people who look at the run."""
+        with self._lock:
+            self._progress.append((job_id, epoch, step))
 
     @property
     def pending(self) -> int:
@@ -62,9 +73,12 @@ class ReceiptSender:
     def _run(self) -> None:
         while not self._closing.wait(FLUSH_SECONDS):
             self._flush()
+            self._tell()
         while self.pending and not self._refused and self._clock.monotonic() < self._deadline:
             if not self._flush():
                 self._clock.sleep(FLUSH_SECONDS)
+        if self._clock.monotonic() < self._deadline:
+            self._tell()
 
     def _flush(self) -> bool:
         """Send one batch; False when the hub did not take it, in which case it stays."""
@@ -84,3 +98,20 @@ class ReceiptSender:
         with self._lock:
             del self._pending[: len(batch)]
         return True
+
+    def _tell(self) -> None:
+        """Once: a hub that is away hears it the next time, one that refuses it never does."""
+        with self._lock:
+            told = list(self._progress)
+        for job_id, epoch in dict.fromkeys(one[:2] for one in told):
+            steps = [step for *where, step in told if where == [job_id, epoch]]
+            try:
+                self._hub.report_progress(job_id, epoch, steps)
+            except HubUnreachableError:
+                return
+            except ControlError:
+                pass  # an older hub, or a job that it has forgotten
+        with self._lock:
+            for one in told:
+                if self._progress and self._progress[0] == one:
+                    self._progress.popleft()

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from distensor.core.progress import StepProgress
 from distensor.training.replies import Reply, layout_bytes
 from distensor.training.results import StepResult
 
@@ -89,4 +90,16 @@ def step_result(
         warm_up=warm_up,
         memory=tuple(answer.memory for answer in answers),
         slowest=slowest,
+    )
+
+
+def progress_of(result: StepResult) -> StepProgress:
+    """The part of a step's result that the hub is told."""
+    return StepProgress(
+        step=result.step,
+        loss=result.loss,
+        tokens=result.tokens,
+        seconds=result.seconds,
+        bytes_sent=result.bytes_sent,
+        bytes_received=result.bytes_received,
     )
