@@ -21,6 +21,7 @@ from distensor.comm.address import HubAddress
 from distensor.comm.keys import KeyKind
 from distensor.comm.server import Principal
 from distensor.comm.tokens import Role
+from distensor.core.clock import SYSTEM_CLOCK
 from distensor.core.ids import Generation, JobId
 from distensor.hub.accounts import WHO
 from distensor.hub.app import Ready
@@ -160,6 +161,7 @@ class CloudHub:
     async def submit(self, account: str, submission: str = "s1") -> JobId:
         """A job of an account, as its trainer submits it."""
         who = Principal(kind=Who.TRAINER, subject=account, account=account, scopes=scopes_of(Who.TRAINER))
+        await until(lambda: self.inside.machine.mesh(SYSTEM_CLOCK.monotonic()).available_workers)
         job_id, _ = await self.inside.service.submit_job(who, spec(submission=submission))
         return job_id
 
