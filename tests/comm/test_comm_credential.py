@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,9 @@ def test_it_survives_the_file_which_only_the_owner_can_read(tmp_path: Path, cred
     path = tmp_path / "deep" / "credential.json"
     save_credential(path, credential)
     assert load_credential(path) == credential
+    of_two = replace(credential, others=("127.0.0.1:2", "[::1]:3"))
+    save_credential(path, of_two)
+    assert load_credential(path) == of_two
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [file.name for file in path.parent.iterdir()] == ["credential.json"]
 

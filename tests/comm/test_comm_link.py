@@ -283,6 +283,8 @@ async def test_a_welcome_alone_is_no_connection(tmp_path: Path) -> None:
         ((ClaimsAnswer(batch=1),), "first message is ClaimsAnswer"),
         ((WELCOME, WELCOME), "second Welcome"),
         ((replace(WELCOME, credential=""),), "no credential"),
+        ((replace(WELCOME, hubs=("127.0.0.1:1",) * 6),), "6 addresses of hubs"),
+        ((replace(WELCOME, hubs=("nowhere",)),), "expected host:port"),
     ],
 )
 async def test_a_hub_that_does_not_keep_to_the_protocol_is_told_as_such(

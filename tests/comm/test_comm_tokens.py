@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -33,6 +34,19 @@ def test_a_token_survives_its_text() -> None:
 def test_an_ipv6_hub_survives_too() -> None:
     token = JoinToken(address=HubAddress(host="::1", port=1), fingerprint="0" * 64, role=Role.TRAINER, secret=SECRET)
     assert decode_token(token.encode()) == token
+
+
+def test_the_other_places_of_a_hub_survive_and_are_not_missed_by_older_readers() -> None:
+    token = replace(TOKEN, others=(HubAddress(host="hub2.example", port=7), HubAddress(host="::1", port=8)))
+    assert decode_token(token.encode()) == token
+    assert [str(one) for one in token.addresses] == ["127.0.0.1:50051", "hub2.example:7", "[::1]:8"]
+    assert '"o"' not in base64.urlsafe_b64decode(TOKEN.encode()[4:-8] + "==").decode()
+
+
+@pytest.mark.parametrize("others", ["127.0.0.1:1", [1], ["nowhere"], ["127.0.0.1:1"] * 5, {"a": 1}])
+def test_other_places_that_are_none_are_refused(others: object) -> None:
+    with pytest.raises(AuthenticationError, match="cannot be read"):
+        decode_token(forged({"a": "127.0.0.1:1", "f": "ab" * 32, "r": "node", "s": SECRET, "o": others}))
 
 
 @given(st.data())

@@ -9,10 +9,12 @@ from typing import Any
 import grpc
 
 from distensor.comm import codec, job_codec, progress_codec
+from distensor.comm.address import HubAddress
 from distensor.comm.backoff import Backoff
 from distensor.comm.bootstrap import fetch_authority
 from distensor.comm.channels import MAX_UNITS_PER_MESSAGE, bearer, open_channel
 from distensor.comm.failures import UNREACHABLE, error_of_status
+from distensor.comm.link_identity import ONE_OF_SEVERAL_SECONDS
 from distensor.comm.tokens import Role, decode_token
 from distensor.core.clock import SYSTEM_CLOCK, Clock
 from distensor.core.control import JobSpec, JobState, JobUpdate, Mesh, Reconfiguration, TakeOver, Unit
@@ -30,7 +32,8 @@ ALL_JOBS = JobQuery()
 class HubClient:
     """Calls to one hub. May be used from several threads; every call may be repeated safely.
 
-    A call waits for a hub that is restarting until `timeout` is over.
+    A call waits for a hub that is restarting until `timeout` is over. Where the token has several addresses, one that
+    does not answer is left for the next.
 
     Raises:
         AuthenticationError: the token cannot be read, or is one for nodes.
@@ -45,12 +48,17 @@ class HubClient:
         self._metadata = bearer("trainer", self._token.secret)
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
+        self._turn = 0
         self._watches: set[Any] = set()
         self._closed = threading.Event()
 
     @property
     def address(self) -> str:
-        return str(self._token.address)
+        """Where the hub was last, or is looked for."""
+        return str(self._present())
+
+    def _present(self) -> HubAddress:
+        return self._token.addresses[self._turn % len(self._token.addresses)]
 
     def query_mesh(self) -> Mesh:
         return codec.read_mesh(self._call("QueryMesh", pb.QueryMeshRequest()))
@@ -132,8 +140,8 @@ class HubClient:
                         yield update
                     if update.state.ended:
                         return
-            except HubUnreachableError:
-                pass  # the hub restarts; what it acknowledged it still has
+            except HubUnreachableError:  # the hub restarts; what it acknowledged it still has
+                self._leave(self._channel)
             self._closed.wait(backoff.next_delay())
 
     def close(self) -> None:
@@ -171,22 +179,59 @@ class HubClient:
                 self._watches.discard(call)
 
     def _call(self, name: str, request: Any) -> Any:
-        channel = self._open()
         deadline = self._clock.monotonic() + self._timeout
         backoff = Backoff()
         while True:
+            channel = None
             try:
-                method: Callable[..., Any] = getattr(ControlStub(channel), name)  # type: ignore[no-untyped-call]  # generated
-                remaining = max(0.05, deadline - self._clock.monotonic())
-                return method(request, timeout=remaining, metadata=self._metadata, wait_for_ready=True)
+                channel = self._open()
+                return self._ask(channel, name, request, deadline)
+            except HubUnreachableError:  # no connection to this address
+                if not self._several or self._too_late(backoff, deadline):
+                    raise
+                self._leave(channel)
             except grpc.RpcError as error:
-                delay = backoff.next_delay()
-                late = self._clock.monotonic() + delay >= deadline
-                if late or self._closed.is_set() or error.code() is not grpc.StatusCode.UNAVAILABLE:
+                if error.code() not in self._passing or self._too_late(backoff, deadline):
                     raise self._failure(error) from error
-                self._clock.sleep(delay)
+                self._leave(channel)
             except ValueError as error:  # grpc's word for a channel that was closed meanwhile
-                raise HubUnreachableError(f"this client of the hub at {self.address} has been closed") from error
+                if self._closed.is_set() or not self._several or self._too_late(backoff, deadline):
+                    raise HubUnreachableError(f"this client of the hub at {self.address} has been closed") from error
+
+    def _ask(self, channel: grpc.Channel, name: str, request: Any, deadline: float) -> Any:
+        method: Callable[..., Any] = getattr(ControlStub(channel), name)  # type: ignore[no-untyped-call]  # generated
+        remaining = max(0.05, deadline - self._clock.monotonic())
+        seconds = min(remaining, ONE_OF_SEVERAL_SECONDS) if self._several else remaining
+        return method(request, timeout=seconds, metadata=self._metadata, wait_for_ready=True)
+
+    @property
+    def _several(self) -> bool:
+        return bool(self._token.others)
+
+    @property
+    def _passing(self) -> frozenset[grpc.StatusCode]:
+        """After which a call is made again: of several hubs one that does not answer may be the wrong one."""
+        return UNREACHABLE if self._several else frozenset({grpc.StatusCode.UNAVAILABLE})
+
+    def _too_late(self, backoff: Backoff, deadline: float) -> bool:
+        """Wait before the next attempt, unless there is no time for one."""
+        delay = backoff.next_delay()
+        if self._closed.is_set() or self._clock.monotonic() + delay >= deadline:
+            return True
+        self._clock.sleep(delay)
+        return False
+
+    def _leave(self, channel: grpc.Channel | None) -> None:
+        """Look for the hub at its next address, unless another thread has done so already."""
+        if not self._several:
+            return
+        with self._lock:
+            if self._channel is not channel:
+                return
+            self._turn += 1
+            self._channel = None
+        if channel is not None:
+            channel.close()
 
     def _open(self) -> grpc.Channel:
         """The channel; the first time, after the hub has shown the authority that the token names."""
@@ -194,12 +239,13 @@ class HubClient:
             if self._closed.is_set():
                 raise HubUnreachableError(f"this client of the hub at {self.address} has been closed")
             if self._channel is None:
-                token = self._token
-                authority = fetch_authority(token.address, token.fingerprint, self._timeout)
-                self._channel = open_channel(token.address, authority)
+                address = self._present()
+                seconds = min(self._timeout, ONE_OF_SEVERAL_SECONDS) if self._several else self._timeout
+                authority = fetch_authority(address, self._token.fingerprint, seconds)
+                self._channel = open_channel(address, authority)
             return self._channel
 
     def _failure(self, error: Any) -> ControlError:
         if error.code() in UNREACHABLE and self._closed.is_set():
             return HubUnreachableError(f"this client of the hub at {self.address} has been closed")
-        return error_of_status(error.code(), error.details() or "", self._token.address)
+        return error_of_status(error.code(), error.details() or "", self._present())

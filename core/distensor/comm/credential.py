@@ -24,6 +24,8 @@ class NodeCredential:
     address: str
     authority_pem: str = field(repr=False)
     secret: str = field(repr=False)
+    others: tuple[str, ...] = ()
+    """Where the same hub is when it is not at `address`."""
 
     @property
     def fingerprint(self) -> str:
@@ -56,8 +58,14 @@ def _from_fields(fields: dict[str, object]) -> NodeCredential:
     node_id, address, authority_pem, secret = (str(fields[name]) for name in names)
     if not is_valid_name(node_id) or not secret:
         raise ValueError("node_id or secret")
-    parse_address(address)
-    credential = NodeCredential(node_id=NodeId(node_id), address=address, authority_pem=authority_pem, secret=secret)
+    others = fields.get("others", [])
+    if not isinstance(others, list):
+        raise ValueError("others")
+    for one in (address, *others):
+        parse_address(one)
+    credential = NodeCredential(
+        node_id=NodeId(node_id), address=address, authority_pem=authority_pem, secret=secret, others=tuple(others)
+    )
     assert credential.fingerprint  # reads the PEM, which raises ValueError when it is none
     return credential
 

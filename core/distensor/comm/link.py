@@ -11,7 +11,7 @@ from typing import Any
 
 from distensor.comm.backoff import Backoff
 from distensor.comm.channels import MAX_UNITS_PER_MESSAGE
-from distensor.comm.link_failures import REFUSED, LinkDownError, failure_of
+from distensor.comm.link_failures import ELSEWHERE, REFUSED, LinkDownError, failure_of
 from distensor.comm.link_identity import LinkIdentity
 from distensor.comm.link_status import LinkError, LinkState, LinkStatus, NodeLinkHandler
 from distensor.comm.messages import (
@@ -155,7 +155,7 @@ class NodeLink:
                 failure = failure_of(error, self._identity)
                 if failure.error.code in REFUSED and self._identity.refused():
                     continue
-            if not self._woken.is_set():
+            if not self._woken.is_set() and not (failure.error.code in ELSEWHERE and self._identity.turn()):
                 await self._wait(failure)
             if self._woken.is_set():
                 self._woken.clear()
@@ -172,7 +172,7 @@ class NodeLink:
 
     async def _connect_once(self) -> None:
         address, authority, metadata = await self._identity.resolve()
-        stream = await self._reach.open(address, authority, metadata)
+        stream = await self._reach.open(address, authority, metadata, self._identity.patience)
         try:
             self._told = self._describe()
             node_id = self._identity.node_id

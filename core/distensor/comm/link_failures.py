@@ -41,6 +41,8 @@ class LinkDownError(ControlError):
 
 REFUSED = frozenset({"authentication", "revoked"})
 """The hub does not accept what the node shows."""
+ELSEWHERE = frozenset({"unreachable", "stream_ended", "stopping", "protocol", "silent"})
+"""The hub may be at another of its addresses."""
 _PASSING = frozenset({"stopping", "slow", "silent", "protocol"})
 """Rejections after which the node simply tries again."""
 

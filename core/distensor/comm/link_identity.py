@@ -17,6 +17,8 @@ from distensor.core.errors import AuthenticationError, HubProtocolError
 from distensor.core.ids import NodeId
 
 BOOTSTRAP_SECONDS = 10.0
+ONE_OF_SEVERAL_SECONDS = 3.0
+"""So long an address is tried where there is another: a process that is stopped takes connections and says nothing."""
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -40,6 +42,29 @@ class LinkIdentity:
         self._authority: str | None = None
         self._loaded = False
         self._suspect = False
+        self._turn = 0
+        self._tried = 1
+
+    @property
+    def addresses(self) -> tuple[HubAddress, ...]:
+        """Where the hub may be; empty where no hub is known."""
+        if self._credential is not None:
+            return tuple(map(parse_address, (self._credential.address, *self._credential.others)))
+        return () if self._token is None else self._token.addresses
+
+    @property
+    def patience(self) -> float | None:
+        """How many seconds to wait for a connection to one of several addresses; None where there is one."""
+        return ONE_OF_SEVERAL_SECONDS if len(self.addresses) > 1 else None
+
+    def turn(self) -> bool:
+        """The address did not lead to the hub: another one comes next; whether it has yet to be tried in this round."""
+        self._turn += 1
+        self._tried += 1
+        if self._tried <= len(self.addresses):
+            return True
+        self._tried = 1
+        return False
 
     @property
     def node_id(self) -> NodeId | None:
@@ -57,9 +82,10 @@ class LinkIdentity:
 
     @property
     def address_text(self) -> str:
-        if self._credential is not None:
-            return self._credential.address
-        return "" if self._token is None else str(self._token.address)
+        return str(self._present()) if self.addresses else ""
+
+    def _present(self) -> HubAddress:
+        return self.addresses[self._turn % len(self.addresses)]
 
     @property
     def metadata(self) -> Metadata:
@@ -91,23 +117,35 @@ class LinkIdentity:
         return await self._with_token(self._token)
 
     async def _with_credential(self, credential: NodeCredential) -> tuple[HubAddress, str, Metadata]:
-        address = parse_address(credential.address)
+        address = self._present()
         if self._suspect:  # the last attempt failed: tell a hub that was replaced from one that is away
-            await asyncio.to_thread(self._fetch, address, credential.fingerprint, BOOTSTRAP_SECONDS)
+            await asyncio.to_thread(self._fetch, address, credential.fingerprint, self.patience or BOOTSTRAP_SECONDS)
         self._suspect = True
         return address, credential.authority_pem, bearer("node", credential.node_id, credential.secret)
 
     async def _with_token(self, token: JoinToken) -> tuple[HubAddress, str, Metadata]:
-        self._authority = await asyncio.to_thread(self._fetch, token.address, token.fingerprint, BOOTSTRAP_SECONDS)
-        return token.address, self._authority, bearer("join", token.secret)
+        address, seconds = self._present(), self.patience or BOOTSTRAP_SECONDS
+        self._authority = await asyncio.to_thread(self._fetch, address, token.fingerprint, seconds)
+        return address, self._authority, bearer("join", token.secret)
 
     async def welcomed(self, welcome: Welcome) -> None:
-        """Keep the credential that came with the welcome, if one did."""
+        """Keep the credential that came with the welcome, if one did, and the addresses that the hub says it has."""
         self._suspect = False
+        self._tried = 1
         if self._credential is None:
             await self._keep_new(welcome)
         elif welcome.credential or welcome.node_id != self._credential.node_id:
             raise HubProtocolError(f"the hub calls this node {welcome.node_id}, its credential says {self.node_id}")
+        await self._keep_addresses(welcome.hubs)
+
+    async def _keep_addresses(self, hubs: tuple[str, ...]) -> None:
+        """They come in the order of whoever says it; only another set is another one."""
+        before = self._credential
+        if before is None or not hubs or {before.address, *before.others} == set(hubs):
+            return
+        after = replace(before, address=hubs[0], others=hubs[1:])
+        await asyncio.to_thread(save_credential, self._path, after)
+        self._credential, self._turn = after, 0
 
     async def _keep_new(self, welcome: Welcome) -> None:
         if not welcome.credential or self._token is None or self._authority is None:
@@ -117,6 +155,7 @@ class LinkIdentity:
             address=str(self._token.address),
             authority_pem=self._authority,
             secret=welcome.credential,
+            others=tuple(map(str, self._token.others)),
         )
         await asyncio.to_thread(save_credential, self._path, credential)
         self._credential, self._set_aside = credential, None
@@ -133,4 +172,5 @@ class LinkIdentity:
     def _matching(credential: NodeCredential, token: JoinToken) -> NodeCredential | None:
         if credential.fingerprint != token.fingerprint:
             return None
-        return replace(credential, address=str(token.address))  # the same hub may have moved
+        others = tuple(map(str, token.others)) or credential.others
+        return replace(credential, address=str(token.address), others=others)  # the same hub may have moved

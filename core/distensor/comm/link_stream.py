@@ -29,17 +29,24 @@ class LinkStream:
         self._queue: asyncio.Queue[NodeToHub] = asyncio.Queue()
 
     @classmethod
-    async def open(cls, address: HubAddress, authority_pem: str, metadata: tuple[tuple[str, str], ...]) -> LinkStream:
-        """Raises: HubUnreachableError: no verified connection within 10 seconds."""
+    async def open(
+        cls,
+        address: HubAddress,
+        authority_pem: str,
+        metadata: tuple[tuple[str, str], ...],
+        seconds: float | None = None,
+    ) -> LinkStream:
+        """Raises: HubUnreachableError: no verified connection within `seconds` (10)."""
+        seconds = CONNECT_SECONDS if seconds is None else seconds
         channel = open_aio_channel(address, authority_pem)
         call = ControlStub(channel).Node(metadata=metadata)  # type: ignore[no-untyped-call]  # generated
         stream = cls(address, channel, call)
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
+            async with asyncio.timeout(seconds):
                 await call.wait_for_connection()
         except TimeoutError as error:
             await stream.close()
-            raise HubUnreachableError(f"no hub answers at {address} within {CONNECT_SECONDS:g} s") from error
+            raise HubUnreachableError(f"no hub answers at {address} within {seconds:g} s") from error
         except grpc.aio.AioRpcError as error:
             await stream.close()
             raise error_of_status(error.code(), error.details() or "", address) from error

@@ -61,6 +61,8 @@ class Welcome:
     credential: str
     generation: Generation
     heartbeat_seconds: float
+    hubs: tuple[str, ...] = ()
+    """All addresses of a hub that has several, host:port, the one that says it first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

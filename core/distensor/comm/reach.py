@@ -34,7 +34,9 @@ class Reach(Protocol):
     def authority(self, address: HubAddress, fingerprint: str, seconds: float) -> str:
         """As `bootstrap.fetch_authority`; blocks."""
 
-    async def open(self, address: HubAddress, authority_pem: str, metadata: Metadata) -> Stream:
+    async def open(
+        self, address: HubAddress, authority_pem: str, metadata: Metadata, seconds: float | None = None
+    ) -> Stream:
         """As `LinkStream.open`."""
 
 
@@ -46,8 +48,10 @@ class GrpcReach:
     def authority(self, address: HubAddress, fingerprint: str, seconds: float) -> str:
         return fetch_authority(address, fingerprint, seconds)
 
-    async def open(self, address: HubAddress, authority_pem: str, metadata: Metadata) -> Stream:
-        return await LinkStream.open(address, authority_pem, metadata)
+    async def open(
+        self, address: HubAddress, authority_pem: str, metadata: Metadata, seconds: float | None = None
+    ) -> Stream:
+        return await LinkStream.open(address, authority_pem, metadata, seconds)
 
 
 GRPC: Reach = GrpcReach()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from distensor.comm import codec
+from distensor.comm.address import parse_address
 from distensor.comm.channels import MAX_UNITS_PER_MESSAGE
 from distensor.comm.messages import (
     Claims,
@@ -21,8 +22,9 @@ from distensor.comm.messages import (
     TopologyGrant,
     Welcome,
 )
+from distensor.comm.tokens import MOST_OTHERS
 from distensor.core.control import Assignment, WorkerChange, WorkerReady
-from distensor.core.errors import HubProtocolError
+from distensor.core.errors import ConfigError, HubProtocolError
 from distensor.core.ids import DeviceId, Epoch, Generation, JobId, NodeId, Rank, WorkerId
 from distensor.proto import control_pb2 as pb
 
@@ -128,6 +130,7 @@ def _write_welcome(welcome: Welcome) -> pb.Welcome:
         node_credential=welcome.credential,
         generation=welcome.generation,
         heartbeat_seconds=welcome.heartbeat_seconds,
+        hubs=welcome.hubs,
     )
 
 
@@ -139,7 +142,17 @@ def _read_welcome(message: pb.Welcome) -> Welcome:
         credential=codec.read_text(message.node_credential, "credential", 256),
         generation=Generation(message.generation),
         heartbeat_seconds=message.heartbeat_seconds,
+        hubs=_read_hubs(message),
     )
+
+
+def _read_hubs(message: pb.Welcome) -> tuple[str, ...]:
+    if len(message.hubs) > 1 + MOST_OTHERS:
+        raise HubProtocolError(f"{len(message.hubs)} addresses of hubs; at most {1 + MOST_OTHERS} are allowed")
+    try:
+        return tuple(str(parse_address(text)) for text in message.hubs)
+    except ConfigError as error:
+        raise HubProtocolError(str(error)) from error
 
 
 def _write_answer(answer: HeartbeatAnswer) -> pb.HeartbeatAnswer:

@@ -2,6 +2,7 @@
 
     dtj_<base64url of {"a": "host:port", "f": sha256 of the authority, "r": role, "s": secret}><8 hex digits>
 
+A hub that another process of the same books may take the place of has further addresses, as a list "o".
 The last eight characters are a checksum, so that a token that was cut off while copying is told from a wrong one.
 """
 
@@ -21,6 +22,7 @@ from distensor.core.errors import AuthenticationError, ConfigError
 PREFIX = "dtj_"
 _CHECKSUM = 8
 _LONGEST = 1024
+MOST_OTHERS = 4
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _SECRET = re.compile(r"[A-Za-z0-9_-]{16,128}")
 
@@ -40,9 +42,22 @@ class JoinToken:
     fingerprint: str
     role: Role
     secret: str = field(repr=False)
+    others: tuple[HubAddress, ...] = ()
+    """Where the same hub is when it is not at `address`."""
+
+    @property
+    def addresses(self) -> tuple[HubAddress, ...]:
+        return self.address, *self.others
 
     def encode(self) -> str:
-        body = {"a": str(self.address), "f": self.fingerprint, "r": self.role.value, "s": self.secret}
+        body: dict[str, object] = {
+            "a": str(self.address),
+            "f": self.fingerprint,
+            "r": self.role.value,
+            "s": self.secret,
+        }
+        if self.others:
+            body["o"] = [str(other) for other in self.others]
         text = base64.urlsafe_b64encode(json.dumps(body, separators=(",", ":")).encode()).decode().rstrip("=")
         return PREFIX + text + _checksum(text)
 
@@ -85,11 +100,15 @@ def _from_fields(fields: object) -> JoinToken:
         raise ConfigError("expected the fields a, f, r and s")
     if not _FINGERPRINT.fullmatch(fields["f"]) or not _SECRET.fullmatch(fields["s"]):
         raise ConfigError("fingerprint or secret is malformed")
+    others = fields.get("o", [])
+    if not isinstance(others, list) or len(others) > MOST_OTHERS or not all(isinstance(one, str) for one in others):
+        raise ConfigError(f"expected at most {MOST_OTHERS} further addresses")
     return JoinToken(
         address=parse_address(fields["a"]),
         fingerprint=fields["f"],
         role=Role(fields["r"]),
         secret=fields["s"],
+        others=tuple(map(parse_address, others)),
     )
 
 

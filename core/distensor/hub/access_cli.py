@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 from distensor.comm.keys import KeyKind, decode_key
-from distensor.comm.tokens import JoinToken, Role
+from distensor.comm.tokens import Role
 from distensor.core.commandline import UsageParser
 from distensor.core.errors import AuthenticationError, ConfigError
 from distensor.core.ids import AccountId
@@ -262,7 +262,7 @@ _USES = {
 
 def _token(place: Place, kind: KeyKind, text: str) -> str:
     role = Role.NODE if kind is KeyKind.PROVIDER else Role.TRAINER
-    return JoinToken(address=place.address, fingerprint=place.fingerprint, role=role, secret=text).encode()
+    return place.token(role, text)
 
 
 def _keys(desk: Desk) -> Report:

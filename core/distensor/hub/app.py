@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from distensor.comm.address import HubAddress
 from distensor.comm.server import start_server
-from distensor.comm.tokens import JoinToken, Role
+from distensor.comm.tokens import Role
 from distensor.core.clock import Clock
 from distensor.core.errors import ControlError
 from distensor.core.ids import Generation, new_job_id, new_node_id
@@ -23,8 +23,10 @@ from distensor.hub.door import Door
 from distensor.hub.hashing import new_secret
 from distensor.hub.machine import DEFAULT_PATIENCE, HubMachine, Patience
 from distensor.hub.pki import Authority
+from distensor.hub.place import Place
 from distensor.hub.repository import Snapshot, Store
 from distensor.hub.service import HubService, Mint
+from distensor.hub.standby import check_authority, keep_lease, store_in_turn
 from distensor.hub.state_directory import StateDirectory
 from distensor.hub.stores.address import DatabaseAddress
 from distensor.hub.stores.opening import open_store
@@ -46,6 +48,10 @@ class HubConfig:
     patience: Patience = DEFAULT_PATIENCE
     relay: str = ""
     """host:port of a relay; told to the members of every job."""
+    other_hubs: tuple[HubAddress, ...] = ()
+    """Where hubs are that may take this one's place, on the same database."""
+    standby: bool = False
+    """Wait while another hub serves on the database, and take its place when it is gone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,19 +109,26 @@ async def run_hub(
     """Run until `stop` is set. Errors of `beside` end the hub and are raised.
 
     Raises:
-        StoreError: the state directory, the database or the authority cannot be used.
+        StoreError: the state directory, the database or the authority cannot be used. In a group, SupersededError:
+            another hub has taken this one's place.
         ControlError: the address cannot be listened on.
     """
     check_listen(config.listen)
     with StateDirectory(config.state) as directory:
         authority = Authority.load_or_create(config.state, clock)
-        with closing(open_store(config.database or directory.database, exclusive=True)) as store:
-            opened = _open_books(config, directory, store, int(clock.now()))
+        if config.database is not None and config.standby:
+            store = await store_in_turn(config.database, authority, log, stop)
+        else:
+            store = open_store(config.database or directory.database, exclusive=True)
+        if store is None:
+            return
+        with closing(store):
+            opened = _open_books(config, directory, store, int(clock.now()), authority)
             async with _working(config, opened, store, authority, clock, log) as inside:
                 server = await start_server(inside.service, authority.server_identity(), config.listen)
                 try:
                     ready = _ready(config, opened, server.address, authority.fingerprint)
-                    directory.write_address(str(ready.address))
+                    directory.write_addresses((ready.address, *config.other_hubs))
                     async with nullcontext() if beside is None else beside(inside, ready):
                         on_ready(ready)
                         await stop.wait()
@@ -124,9 +137,11 @@ async def run_hub(
                     await server.stop()
 
 
-def _open_books(config: HubConfig, directory: StateDirectory, store: Store, now: int) -> _Opened:
+def _open_books(config: HubConfig, directory: StateDirectory, store: Store, now: int, authority: Authority) -> _Opened:
     trainer_secret = directory.trainer_secret()
     with store.transaction() as books:
+        if config.database is not None:
+            books.save_authority_mark(check_authority(books, authority, config.database))
         generation, snapshot = books.begin_generation(), books.snapshot()
         money.give_back_orphans(books, now)
         wanted = config.node_tokens if config.node_tokens is not None else int(not snapshot.nodes)
@@ -174,29 +189,33 @@ async def _working(
     writer = Writer(store, clock, lambda error: log(f"cannot write, trying again: {error}"))
     door = Door(machine.node, writer, clock, barred=opened.barred, version=opened.access_version)
     mint = Mint(node_id=new_node_id, secret=new_secret)
-    service = HubService(machine, writer, clock, mint, log, door)
+    hubs = (str(_advertised(config, config.listen)), *map(str, config.other_hubs)) if config.other_hubs else ()
+    service = HubService(machine, writer, clock, mint, log, door, hubs=hubs)
     inside = Inside(machine=machine, writer=writer, door=door, service=service, clock=clock, log=log)
     try:
         async with asyncio.TaskGroup() as tasks:
-            working = tasks.create_task(service.run())
+            working = [tasks.create_task(service.run())]
+            if config.database is not None:
+                working.append(tasks.create_task(keep_lease(writer, clock)))
             try:
                 yield inside
             finally:
-                working.cancel()
+                for task in working:
+                    task.cancel()
     finally:
         await writer.close()
 
 
+def _advertised(config: HubConfig, bound: HubAddress) -> HubAddress:
+    return HubAddress(host=config.advertise or reachable_host(bound.host), port=bound.port)
+
+
 def _ready(config: HubConfig, opened: _Opened, bound: HubAddress, fingerprint: str) -> Ready:
-    address = HubAddress(host=config.advertise or reachable_host(bound.host), port=bound.port)
-
-    def token(role: Role, secret: str) -> str:
-        return JoinToken(address=address, fingerprint=fingerprint, role=role, secret=secret).encode()
-
+    place = Place(address=_advertised(config, bound), fingerprint=fingerprint, others=config.other_hubs)
     return Ready(
-        address=address,
-        node_tokens=tuple(token(Role.NODE, secret) for secret in opened.node_secrets),
-        trainer_token=token(Role.TRAINER, opened.trainer_secret),
+        address=place.address,
+        node_tokens=tuple(place.token(Role.NODE, secret) for secret in opened.node_secrets),
+        trainer_token=place.token(Role.TRAINER, opened.trainer_secret),
         generation=opened.generation,
         fingerprint=fingerprint,
         known_nodes=len(opened.snapshot.nodes),

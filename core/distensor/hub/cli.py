@@ -17,7 +17,7 @@ from pathlib import Path
 
 import platformdirs
 
-from distensor.comm.address import address_argument, is_loopback, parse_address
+from distensor.comm.address import HubAddress, address_argument, is_loopback, parse_address
 from distensor.core.clock import SYSTEM_CLOCK
 from distensor.core.commandline import UsageParser, stop_when_told
 from distensor.core.errors import ConfigError, ControlError, DistensorError, StoreError, SupersededError
@@ -119,8 +119,12 @@ def _seconds(text: str) -> float:
 
 
 def _relay_address(text: str) -> str:
+    return str(_hub_address(text))
+
+
+def _hub_address(text: str) -> HubAddress:
     try:
-        return str(parse_address(text))
+        return parse_address(text)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
@@ -176,6 +180,19 @@ def hub_options(parser: argparse.ArgumentParser) -> None:
         default=parse_address(DEFAULT_LISTEN),
         metavar="HOST:PORT",
         help=f"where to accept connections ({DEFAULT_LISTEN}; port 0 takes a free one)",
+    )
+    parser.add_argument(
+        "--other-hub",
+        type=_hub_address,
+        action="append",
+        default=[],
+        metavar="HOST:PORT",
+        help="where another hub on the same database is, which tokens name beside this one; may be repeated",
+    )
+    parser.add_argument(
+        "--standby",
+        action="store_true",
+        help="wait while another hub serves on the database (see --database), and take its place when it is gone",
     )
     parser.add_argument(
         "--advertise", metavar="HOST", help="the host name or address by which nodes reach this machine"
@@ -264,11 +281,18 @@ def _desk(options: argparse.Namespace) -> int:
 
 
 def config_of(options: argparse.Namespace) -> HubConfig:
-    """Raises: ConfigError: the database is not one, or its password cannot be read."""
+    """Raises: ConfigError: the database is not one, its password cannot be read, or options contradict each other."""
+    database = _database(options)
+    if options.standby and database is None:
+        raise ConfigError("--standby: hubs take each other's place on a database that both reach; add --database")
+    if options.other_hub and not options.listen.port:
+        raise ConfigError(f"--other-hub: tokens name this hub too, so --listen {options.listen} needs a fixed port")
     return HubConfig(
         state=options.state,
         listen=options.listen,
-        database=_database(options),
+        database=database,
+        other_hubs=tuple(options.other_hub),
+        standby=options.standby,
         advertise=options.advertise,
         node_tokens=options.node_tokens,
         relay=options.relay or "",

@@ -16,7 +16,7 @@ from typing import Any
 import platformdirs
 
 from distensor.comm.client import HubClient
-from distensor.comm.tokens import JoinToken, Role
+from distensor.comm.tokens import Role
 from distensor.core.commandline import Exit, UsageParser, status_of
 from distensor.core.control import JobState
 from distensor.core.errors import ConfigError, HubProtocolError, NotAllowedError
@@ -89,7 +89,7 @@ def _token(state: Path) -> str:
             f"which hub? Set {TOKEN} to a trainer's or an admin's token; there is no hub's state in {state} either"
         )
     secret = directory.trainer_secret()
-    return JoinToken(address=place.address, fingerprint=place.fingerprint, role=Role.TRAINER, secret=secret).encode()
+    return place.token(Role.TRAINER, secret)
 
 
 def _list(client: HubClient, options: argparse.Namespace) -> str:

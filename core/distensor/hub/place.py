@@ -6,16 +6,25 @@ from dataclasses import dataclass
 
 from distensor.comm.address import HubAddress, parse_address
 from distensor.comm.bootstrap import fingerprint_of_pem
+from distensor.comm.tokens import JoinToken, Role
 from distensor.core.errors import ConfigError, StoreError
 from distensor.hub.state_directory import StateDirectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """The address at which the hub listened last, and its authority."""
+    """The address at which the hub listened last, its authority, and where its other hubs are."""
 
     address: HubAddress
     fingerprint: str
+    others: tuple[HubAddress, ...] = ()
+
+    def token(self, role: Role, secret: str) -> str:
+        """What a machine or a script needs to reach this hub with a secret."""
+        token = JoinToken(
+            address=self.address, fingerprint=self.fingerprint, role=role, secret=secret, others=self.others
+        )
+        return token.encode()
 
 
 def place_of(directory: StateDirectory) -> Place | None:
@@ -27,7 +36,8 @@ def place_of(directory: StateDirectory) -> Place | None:
     try:
         text = directory.address_file.read_text(encoding="utf-8")
         authority = (directory.path / "authority.pem").read_text(encoding="utf-8")
-        return Place(address=parse_address(text.strip()), fingerprint=fingerprint_of_pem(authority))
+        address, *others = map(parse_address, text.split())
+        return Place(address=address, fingerprint=fingerprint_of_pem(authority), others=tuple(others))
     except FileNotFoundError:
         return None
     except OSError as error:

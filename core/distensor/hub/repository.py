@@ -32,6 +32,12 @@ class Books(UnitBooks, AccessBooks, MoneyBooks, Protocol):
     def begin_generation(self) -> Generation:
         """One more than ever before."""
 
+    def authority_mark(self) -> int | None:
+        """A number that tells the authority of this hub from others; None before the first start."""
+
+    def save_authority_mark(self, mark: int) -> None:
+        """Once; a later one changes nothing."""
+
     def snapshot(self) -> Snapshot: ...
 
     def find_token(self, secret_hash: str) -> TokenRecord | None: ...

@@ -75,7 +75,7 @@ class Mint:
 
 
 class HubService:
-    """A `comm.server.ControlService`. All methods run in one event loop.
+    """A `comm.server.ControlService`. All methods run in one event loop. `hubs`: its addresses, if it has several.
 
     Every event goes to the machine; the records among its effects are committed, and only then the rest of its
     effects are delivered, in the order of the events.
@@ -89,6 +89,8 @@ class HubService:
         mint: Mint,
         log: Callable[[str], None],
         door: Door | None = None,
+        *,
+        hubs: tuple[str, ...] = (),
     ) -> None:
         self._machine = machine
         self._door = door or Door(machine.node, writer, clock)
@@ -96,6 +98,7 @@ class HubService:
         self._clock = clock
         self._mint = mint
         self._log = log
+        self._hubs = hubs
         self._since = clock.monotonic()
         self._followed: set[JobId] = set()
         self._submitting = asyncio.Lock()
@@ -182,6 +185,7 @@ class HubService:
             credential=credential,
             generation=self._machine.generation,
             heartbeat_seconds=self._machine.patience.heartbeat,
+            hubs=self._hubs,
         )
         session.send(welcome)
         self._next_session += 1

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from distensor.comm.address import HubAddress
 from distensor.core.errors import StoreError
 from distensor.hub.hashing import new_secret
 from distensor.hub.pki import write_private
@@ -59,9 +61,9 @@ class StateDirectory:
         except (OSError, ValueError) as error:
             raise StoreError(f"{path}: {error}") from error
 
-    def write_address(self, address: str) -> None:
-        """Leave the address for `distensor hub token`."""
+    def write_addresses(self, addresses: Sequence[HubAddress]) -> None:
+        """Leave the hub's own address, and those of its other hubs, for `distensor hub token`."""
         try:
-            write_private(self.address_file, address.encode())
+            write_private(self.address_file, "\n".join(map(str, addresses)).encode())
         except OSError as error:
             raise StoreError(f"{self.address_file}: {error.strerror}") from error

@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from distensor.comm.keys import KeyKind
-from distensor.comm.tokens import JoinToken, Role
+from distensor.comm.tokens import Role
 from distensor.core.clock import Clock
 from distensor.core.errors import ConfigError, StoreError
 from distensor.core.ids import AccountId
@@ -43,10 +43,7 @@ def make_node_tokens(
             books.save_token(access.token_for(secret, Role.NODE, "node", AccountId(account)))
         if secrets:
             clerk.write(books, "token create", account, f"{count} for nodes")
-    return [
-        JoinToken(address=place.address, fingerprint=place.fingerprint, role=Role.NODE, secret=secret).encode()
-        for secret in secrets
-    ]
+    return [place.token(Role.NODE, secret) for secret in secrets]
 
 
 def _require_provider(books: AccessBooks, name: str) -> None:

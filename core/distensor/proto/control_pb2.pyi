@@ -499,11 +499,16 @@ class Welcome(_message.Message):
     NODE_CREDENTIAL_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     HEARTBEAT_SECONDS_FIELD_NUMBER: _builtins.int
+    HUBS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     node_credential: _builtins.str
     """empty when the node already has one"""
     generation: _builtins.int
     heartbeat_seconds: _builtins.float
+    @_builtins.property
+    def hubs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """all addresses of a hub that has several"""
+
     def __init__(
         self,
         *,
@@ -511,10 +516,11 @@ class Welcome(_message.Message):
         node_credential: _builtins.str = ...,
         generation: _builtins.int = ...,
         heartbeat_seconds: _builtins.float = ...,
+        hubs: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "heartbeat_seconds", b"heartbeat_seconds", "node_credential", b"node_credential", "node_id", b"node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "heartbeat_seconds", b"heartbeat_seconds", "hubs", b"hubs", "node_credential", b"node_credential", "node_id", b"node_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -33,6 +33,7 @@ from distensor.testing.hub_ledger import MemoryLedger, MemoryLedgerBooks
 @dataclass(slots=True)
 class _Tables:
     generation: int = 0
+    authority: int | None = None
     tokens: dict[str, TokenRecord] = field(default_factory=dict)
     nodes: dict[NodeId, NodeRecord] = field(default_factory=dict)
     jobs: dict[JobId, JobRecord] = field(default_factory=dict)
@@ -45,6 +46,7 @@ class _Tables:
         """The records are frozen, so copies of the tables are enough."""
         return _Tables(
             generation=self.generation,
+            authority=self.authority,
             access=self.access.copied(),
             money=self.money.copied(),
             **{name: copy.copy(getattr(self, name)) for name in ("tokens", "nodes", "jobs", "ranks", "units")},
@@ -127,6 +129,13 @@ class MemoryBooks(MemoryAccessBooks, MemoryLedgerBooks):
             submissions={(job.owner, job.submission): (job.job_id, job.epoch) for job in jobs.values()},
             earnings={node_id: self.earnings(node_id) for node_id in self._tables.nodes},
         )
+
+    def authority_mark(self) -> int | None:
+        return self._tables.authority
+
+    def save_authority_mark(self, mark: int) -> None:
+        if self._tables.authority is None:
+            self._tables.authority = mark
 
     def find_token(self, secret_hash: str) -> TokenRecord | None:
         return self._tables.tokens.get(secret_hash)

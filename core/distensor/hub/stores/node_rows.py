@@ -17,6 +17,13 @@ class NodeRows(Rows):
         ).fetchone()
         return Generation(row[0])
 
+    def authority_mark(self) -> int | None:
+        row = self._run("SELECT value FROM meta WHERE key = 'authority'").fetchone()
+        return None if row is None else int(row[0])
+
+    def save_authority_mark(self, mark: int) -> None:
+        self._run("INSERT INTO meta (key, value) VALUES ('authority', ?) ON CONFLICT (key) DO NOTHING", (mark,))
+
     def nodes(self) -> tuple[NodeRecord, ...]:
         """All that ever joined."""
         return tuple(

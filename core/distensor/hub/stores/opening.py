@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -20,6 +22,28 @@ def open_store(database: Database, *, exclusive: bool = False) -> Store:
     if isinstance(database, Path):
         return SqliteStore(database)
     store: Store = postgres_of(database).PostgresStore(database, exclusive=exclusive)
+    return store
+
+
+def wait_for_store(
+    database: DatabaseAddress, ended: threading.Event, tell: Callable[[float | None], None]
+) -> Store | None:
+    """The books for a hub that stands by, once no other one serves; None once `ended` is set. Blocks.
+
+    `tell` is called twice a second with the age of the other's lease in seconds.
+
+    Raises:
+        StoreError: as `open_store`.
+    """
+    postgres = postgres_of(database)
+    try:
+        store: Store = postgres.PostgresStore(
+            database, exclusive=True, standby=postgres.Standby(ended=ended, tell=tell)
+        )
+    except StoreError:
+        if ended.is_set():
+            return None
+        raise
     return store
 
 

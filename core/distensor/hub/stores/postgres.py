@@ -1,11 +1,18 @@
-"""The hub's books in PostgreSQL. One hub at a time, by an advisory lock and by the generation."""
+"""The hub's books in PostgreSQL. One hub at a time, by an advisory lock, a lease and the generation.
+
+The lock belongs to the connection that writes: a hub that is killed loses it at once. One that is stopped or cut off
+keeps it, but no longer renews its lease, a time by the database's clock. A hub that stands by ends the connection of
+such a one, and with it the lock. Whoever comes back then finds a later generation in the database and commits nothing
+more.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Self
 
@@ -26,6 +33,11 @@ RETRY_SECONDS = 0.5
 CONNECT_SECONDS = 5
 HOLD_SECONDS = 20.0
 """So long a hub waits for the lock: the database may not have noticed yet that the one before is dead."""
+LEASE_SECONDS = 10.0
+"""A hub that has committed nothing for so long may be replaced; it commits every two seconds, if nothing else then the
+lease alone (`standby.keep_lease`)."""
+_RENEWED_EVERY = 1.0
+_LOOK_SECONDS = 0.5
 HUB_LOCK = 0x64697374
 TABLES_LOCK = HUB_LOCK + 1
 LEDGER_LOCK = HUB_LOCK + 2
@@ -39,6 +51,30 @@ _SESSION = (
     "SET tcp_keepalives_interval = 3",
     "SET tcp_keepalives_count = 3",
 )
+
+
+_NOW = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+_LEASE = "(SELECT value FROM meta WHERE key = 'lease')"
+_FENCE = (
+    f"SELECT pg_current_xact_id()::text, (SELECT value FROM meta WHERE key = 'generation' FOR SHARE), {_NOW} - {_LEASE}"
+)
+_RENEW = (
+    f"INSERT INTO meta (key, value) VALUES ('lease', {_NOW}) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+)
+_END_HOLDER = (
+    "SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_database ON pg_database.oid = pg_locks.database "
+    "WHERE datname = current_database() AND locktype = 'advisory' AND classid = 0 AND objid = %s AND objsubid = 1 "
+    "AND granted"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standby:
+    """How a hub waits for another's end: until `ended` is set; `tell` is called twice a second with the age of the
+    other's lease in seconds, None where it has none."""
+
+    ended: threading.Event
+    tell: Callable[[float | None], None]
 
 
 class _Text(StrDumper):
@@ -101,15 +137,24 @@ class PostgresStore:
 
     With `exclusive` (a hub, not a command beside it) the writing connection holds a lock of the database for as long
     as it lives. When it is lost, and another hub has taken over before it comes back, every transaction ends with
-    `SupersededError`: the generation in the database is no longer ours.
+    `SupersededError`: the generation in the database is no longer ours. With `standby` a hub waits for the lock,
+    without end, where it is held.
 
     Raises:
         StoreError: it cannot be reached, another hub holds it, or it is of a newer version.
     """
 
-    def __init__(self, address: DatabaseAddress, *, exclusive: bool, hold_seconds: float = HOLD_SECONDS) -> None:
+    def __init__(
+        self,
+        address: DatabaseAddress,
+        *,
+        exclusive: bool,
+        hold_seconds: float = HOLD_SECONDS,
+        standby: Standby | None = None,
+    ) -> None:
         self._address = address
         self._hold_seconds = hold_seconds
+        self._standby = standby
         self._exclusive = exclusive
         self._generation: Generation | None = None
         self._giving_up = threading.Event()
@@ -139,20 +184,46 @@ class PostgresStore:
         except psycopg.Error as error:
             raise self._error(error) from error
         if self._exclusive:
-            self._hold(connection)
+            try:
+                self._hold(connection)
+            except BaseException:  # whatever it was, no connection stays behind; it goes on upwards
+                connection.close()
+                raise
         return connection
 
     def _hold(self, connection: psycopg.Connection[Any]) -> None:
         try:
+            if self._generation is not None:
+                self._require_ours(generation_of(connection))
+            elif self._standby is not None:
+                self._wait_for_turn(connection, self._standby)
+                return
             connection.execute(f"SET lock_timeout = {round(self._hold_seconds * 1000)}".encode())
             connection.execute("SELECT pg_advisory_lock(%s)", (HUB_LOCK,))
             connection.execute("RESET lock_timeout")
         except psycopg.errors.LockNotAvailable as error:
-            connection.close()
-            raise StoreError(f"database {self._address}: another hub is running on it") from error
+            raise StoreError(
+                f"database {self._address}: another hub is running on it; one that shall take its place when it is "
+                "gone is started with --standby"
+            ) from error
         except psycopg.Error as error:
-            connection.close()
             raise self._error(error) from error
+
+    def _wait_for_turn(self, connection: psycopg.Connection[Any], standby: Standby) -> None:
+        while not _row(connection.execute("SELECT pg_try_advisory_lock(%s)", (HUB_LOCK,)))[0]:
+            if standby.ended.wait(_LOOK_SECONDS):
+                raise StoreError(f"database {self._address}: stopped while another hub is running on it")
+            age = lease_age(connection)
+            standby.tell(age)
+            if age is not None and age > LEASE_SECONDS:
+                connection.execute(_END_HOLDER, (HUB_LOCK,))
+
+    def _require_ours(self, generation: int | None) -> None:
+        if self._generation is not None and generation != self._generation:
+            raise SupersededError(
+                f"database {self._address}: another hub has taken over; it is at start {generation}, "
+                f"this one was start {self._generation}"
+            )
 
     @contextmanager
     def transaction(self) -> Iterator[SqlBooks]:
@@ -174,16 +245,10 @@ class PostgresStore:
 
     def _fence(self, connection: psycopg.Connection[Any]) -> str:
         """The transaction's own number, once the generation in the database is known to be ours."""
-        row = connection.execute(
-            "SELECT pg_current_xact_id()::text, (SELECT value FROM meta WHERE key = 'generation' FOR SHARE)"
-        ).fetchone()
-        assert row is not None, "a SELECT without FROM has a row"
-        transaction_id, generation = row
-        if self._generation is not None and generation != self._generation:
-            raise SupersededError(
-                f"database {self._address}: another hub has taken over; it is at start {generation}, "
-                f"this one was start {self._generation}"
-            )
+        transaction_id, generation, age = _row(connection.execute(_FENCE))
+        self._require_ours(generation)
+        if self._generation is not None and (age is None or age > _RENEWED_EVERY * 1000):
+            connection.execute(_RENEW)
         return str(transaction_id)
 
     def _commit(self, connection: psycopg.Connection[Any], transaction_id: str) -> None:
@@ -273,8 +338,30 @@ class _FencedBooks(SqlBooks):
 
     def begin_generation(self) -> Generation:
         generation = super().begin_generation()
+        self._run(_RENEW)
         self._store.began(generation)
         return generation
+
+
+def generation_of(connection: psycopg.Connection[Any]) -> int | None:
+    """How many hubs have begun on the database; None where there was none."""
+    row = connection.execute("SELECT value FROM meta WHERE key = 'generation'").fetchone()
+    return None if row is None else int(row[0])
+
+
+def lease_age(connection: psycopg.Connection[Any]) -> float | None:
+    """How many seconds ago the hub on the database renewed its lease; None where none ever did."""
+    try:
+        age = _row(connection.execute(f"SELECT {_NOW} - {_LEASE}".encode()))[0]
+    except psycopg.errors.UndefinedTable:  # the first hub is making them
+        return None
+    return None if age is None else age / 1000
+
+
+def _row(cursor: psycopg.Cursor[Any]) -> Any:
+    row = cursor.fetchone()
+    assert row is not None, "a SELECT without FROM has a row"
+    return row
 
 
 def connect(address: DatabaseAddress) -> psycopg.Connection[Any]:

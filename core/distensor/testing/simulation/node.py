@@ -97,7 +97,9 @@ class SimulatedReach:
     def authority(self, address: HubAddress, fingerprint: str, seconds: float) -> str:
         return AUTHORITY
 
-    async def open(self, address: HubAddress, authority_pem: str, metadata: Metadata) -> Stream:
+    async def open(
+        self, address: HubAddress, authority_pem: str, metadata: Metadata, seconds: float | None = None
+    ) -> Stream:
         connection = await self._network.connect(
             self._machine, metadata, lambda servicer, context: servicer.Node(None, context)
         )
