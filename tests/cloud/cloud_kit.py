@@ -22,10 +22,13 @@ from distensor.comm.keys import KeyKind
 from distensor.comm.server import Principal
 from distensor.comm.tokens import Role
 from distensor.core.clock import SYSTEM_CLOCK
-from distensor.core.ids import Generation, JobId
+from distensor.core.control import UnitKey
+from distensor.core.ids import Epoch, Generation, JobId, Rank
 from distensor.hub.accounts import WHO
 from distensor.hub.app import Ready
 from distensor.hub.authorization import Scope, Who, scopes_of
+from distensor.hub.ledger.accounts import DAY, Ledger
+from distensor.hub.repository import Books
 from distensor.hub.throttle import Limit
 
 T = TypeVar("T")
@@ -152,7 +155,18 @@ class CloudHub:
         visiting.cancel()
         await asyncio.gather(visiting, return_exceptions=True)
         self.nodes = {"me": _id_of(self.node), "other": _id_of(stranger)}
+        await self.hub.writer.submit(self._earn)
         return linking
+
+    def _earn(self, books: Books) -> None:
+        """A unit of each node, payable as if its window were over, of which a part is in a payout."""
+        ledger, at = Ledger(books=books, policy=books.policy()), int(SYSTEM_CLOCK.now())
+        for name, node in self.nodes.items():
+            key = UnitKey(job_id=self.jobs[name], epoch=Epoch(1), step=0, rank=Rank(0))
+            ledger.credit(key, name, node, 5000, at=at, device="cpu")
+        ledger.mature(at=at + ledger.policy.challenge_seconds + DAY)
+        for name, node in self.nodes.items():
+            ledger.begin_payout(f"po-{name}", node, 2000, at=at)
 
     async def _node(self, account: str, name: str) -> WordNode:
         text, _ = await self.hub.key(account, KeyKind.PROVIDER)

@@ -49,6 +49,19 @@ TABLE: dict[str, tuple[Operation, dict[Who, Scope | None]]] = {
     "watch_run": (Operation.READ_RUN, {T: S.JOBS_READ, A: S.JOBS_READ}),
     "list_epochs": (Operation.READ_TOPOLOGY, {T: S.JOBS_READ, A: S.JOBS_READ}),
     "show_topology": (Operation.READ_TOPOLOGY, {T: S.JOBS_READ, A: S.JOBS_READ}),
+    "show_terms": (Operation.READ_TERMS, {P: None, T: None, A: None}),
+    "list_earnings": (Operation.READ_EARNINGS, {P: S.LEDGER_READ, A: S.LEDGER_READ}),
+    "show_earnings": (Operation.READ_EARNINGS, {P: S.LEDGER_READ, A: S.LEDGER_READ}),
+    "show_statement": (Operation.READ_STATEMENT, {P: S.LEDGER_READ, T: S.LEDGER_READ, A: S.LEDGER_READ}),
+    "show_cost": (Operation.READ_COST, {T: S.LEDGER_READ, A: S.LEDGER_READ}),
+    "show_deposit": (Operation.READ_DEPOSIT, {T: S.LEDGER_READ, A: S.LEDGER_READ}),
+    "enter_deposit": (Operation.ENTER_DEPOSIT, {A: S.DEPOSITS_WRITE}),
+    "show_ledger": (Operation.READ_LEDGER, {A: S.LEDGER_READ}),
+    "list_payouts": (Operation.READ_PAYOUTS, {P: S.LEDGER_READ, A: S.LEDGER_READ}),
+    "show_payout": (Operation.READ_PAYOUTS, {P: S.LEDGER_READ, A: S.LEDGER_READ}),
+    "make_payouts": (Operation.MAKE_PAYOUT, {A: S.PAYOUTS_WRITE}),
+    "confirm_payout": (Operation.END_PAYOUT, {A: S.PAYOUTS_WRITE}),
+    "fail_payout": (Operation.END_PAYOUT, {A: S.PAYOUTS_WRITE}),
 }
 """Written out a second time on purpose: a change of the table has to be meant."""
 ANY = {A: set(TABLE), T: {"list_nodes", "show_node", "list_devices"}, P: set[str]()}
@@ -69,9 +82,25 @@ ABOUT = {
     "watch_run": "job",
     "list_epochs": "job",
     "show_topology": "job",
+    "show_earnings": "node",
+    "show_statement": "name",
+    "show_cost": "job",
+    "show_deposit": "account",
+    "enter_deposit": "account",
+    "make_payouts": "name",
+    "show_payout": "payout",
+    "confirm_payout": "payout",
+    "fail_payout": "payout",
 }
 """Of what kind the object is."""
-MISSING = {"account": "nobody", "key": "k_0123456789ab", "node": "n_0123456789abcdef", "job": "j_0123456789abcdef"}
+MISSING = {
+    "account": "nobody",
+    "name": "nobody",
+    "payout": "po-nobody",
+    "key": "k_0123456789ab",
+    "node": "n_0123456789abcdef",
+    "job": "j_0123456789abcdef",
+}
 
 
 def routes() -> dict[str, APIRoute]:
@@ -129,6 +158,8 @@ def _body(name: str, objects: dict[str, str]) -> Any:
         "create_key": {"account": objects["account"], "kind": "trainer"},
         "rotate_key": {"hours": 1},
         "cancel_job": {"reason": "no"},
+        "enter_deposit": {"key": f"of-{objects['account']}", "micro": 5},
+        "make_payouts": {"name": objects["name"]},  # nothing is payable: refused for what it says
     }
     return bodies.get(name)
 
@@ -170,7 +201,8 @@ def test_the_api_answers_as_the_table_says_and_a_foreign_object_reads_like_a_mis
 def _objects(hub: CloudHub, owner: str) -> dict[str, str]:
     """Objects of an account, with a key that nobody has used up."""
     _, key = hub.do(hub.hub.key(owner, KeyKind.TRAINER))
-    return {"account": owner, "key": key, "node": hub.nodes[owner], "job": hub.jobs[owner]}
+    named = {"account": owner, "name": owner, "payout": f"po-{owner}"}
+    return {**named, "key": key, "node": hub.nodes[owner], "job": hub.jobs[owner]}
 
 
 def test_what_is_not_recognised_is_refused_alike_and_its_host_waits(tmp_path: Path) -> None:

@@ -102,9 +102,9 @@ def _try(operation: Any, mode: GenerationMode, inputs: int, next_key: Callable[[
 
 
 def test_the_api_keeps_to_its_document(hub: CloudHub) -> None:
-    sent = explore(hub, inputs=4)
+    sent = explore(hub, inputs=2)
     print(f"schemathesis: {sent} requests")
-    assert sent > 4 * len(ROUTERS)
+    assert sent > 100
     assert not [line for line in hub.hub.lines if "Traceback" in line]
 
 

@@ -304,6 +304,15 @@ FOR_ADMINS = {
     Operation.REVOKE_KEY,
     Operation.READ_AUDIT,
     Operation.READ_METRICS,
+    Operation.READ_EARNINGS,
+    Operation.READ_STATEMENT,
+    Operation.READ_COST,
+    Operation.READ_DEPOSIT,
+    Operation.ENTER_DEPOSIT,
+    Operation.READ_LEDGER,
+    Operation.READ_PAYOUTS,
+    Operation.MAKE_PAYOUT,
+    Operation.END_PAYOUT,
 }
 
 

@@ -12,9 +12,19 @@ from distensor import __version__
 from distensor.cloud import problems
 from distensor.cloud.context import Context
 from distensor.cloud.layers import Outermost
-from distensor.cloud.routes import accounts, audit, health, jobs, keys, nodes, runs
+from distensor.cloud.routes import accounts, audit, health, jobs, keys, money, nodes, payouts, runs
 
-ROUTERS = (health.router, keys.router, accounts.router, nodes.router, jobs.router, runs.router, audit.router)
+ROUTERS = (
+    health.router,
+    keys.router,
+    accounts.router,
+    nodes.router,
+    jobs.router,
+    runs.router,
+    money.router,
+    payouts.router,
+    audit.router,
+)
 ABOUT = (
     "What a disTensor hub knows and does, beside its control plane. Keys stand in the header Authorization and nowhere "
     "else; errors are problems as in RFC 9457; what belongs to another account reads like what does not exist."

@@ -42,6 +42,9 @@ class Scope(StrEnum):
     KEYS_REVOKE = "keys:revoke"
     AUDIT_READ = "audit:read"
     METRICS_READ = "metrics:read"
+    LEDGER_READ = "ledger:read"
+    DEPOSITS_WRITE = "deposits:write"
+    PAYOUTS_WRITE = "payouts:write"
 
 
 class Operation(StrEnum):
@@ -73,6 +76,16 @@ class Operation(StrEnum):
     REVOKE_KEY = "RevokeKey"
     READ_AUDIT = "ReadAudit"
     READ_METRICS = "ReadMetrics"
+    READ_TERMS = "ReadTerms"
+    READ_EARNINGS = "ReadEarnings"
+    READ_STATEMENT = "ReadStatement"
+    READ_COST = "ReadCost"
+    READ_DEPOSIT = "ReadDeposit"
+    ENTER_DEPOSIT = "EnterDeposit"
+    READ_LEDGER = "ReadLedger"
+    READ_PAYOUTS = "ReadPayouts"
+    MAKE_PAYOUT = "MakePayout"
+    END_PAYOUT = "EndPayout"
 
 
 class Reach(StrEnum):
@@ -107,6 +120,9 @@ _READ_ALL_ACCOUNTS = Rule(Scope.ACCOUNTS_READ, Reach.ANY)
 _WRITE_ACCOUNTS = Rule(Scope.ACCOUNTS_WRITE, Reach.ANY)
 _WRITE_KEYS = Rule(Scope.KEYS_WRITE, Reach.ANY)
 _REVOKE = Rule(Scope.KEYS_REVOKE)
+_READ_MONEY = Rule(Scope.LEDGER_READ)
+_READ_ALL_MONEY = Rule(Scope.LEDGER_READ, Reach.ANY)
+_WRITE_PAYOUTS = Rule(Scope.PAYOUTS_WRITE, Reach.ANY)
 
 RULES: Mapping[Operation, Mapping[Who, Rule]] = MappingProxyType(
     {
@@ -148,6 +164,16 @@ RULES: Mapping[Operation, Mapping[Who, Rule]] = MappingProxyType(
         Operation.REVOKE_KEY: {Who.PROVIDER: _REVOKE, Who.TRAINER: _REVOKE, Who.ADMIN: _WRITE_KEYS},
         Operation.READ_AUDIT: {Who.ADMIN: Rule(Scope.AUDIT_READ, Reach.ANY)},
         Operation.READ_METRICS: {Who.ADMIN: Rule(Scope.METRICS_READ, Reach.ANY)},
+        Operation.READ_TERMS: {Who.PROVIDER: _BY_KIND, Who.TRAINER: _BY_KIND, Who.ADMIN: _BY_KIND},
+        Operation.READ_EARNINGS: {Who.PROVIDER: _READ_MONEY, Who.ADMIN: _READ_ALL_MONEY},
+        Operation.READ_STATEMENT: {Who.PROVIDER: _READ_MONEY, Who.TRAINER: _READ_MONEY, Who.ADMIN: _READ_ALL_MONEY},
+        Operation.READ_COST: {Who.TRAINER: _READ_MONEY, Who.ADMIN: _READ_ALL_MONEY},
+        Operation.READ_DEPOSIT: {Who.TRAINER: _READ_MONEY, Who.ADMIN: _READ_ALL_MONEY},
+        Operation.ENTER_DEPOSIT: {Who.ADMIN: Rule(Scope.DEPOSITS_WRITE, Reach.ANY)},
+        Operation.READ_LEDGER: {Who.ADMIN: _READ_ALL_MONEY},
+        Operation.READ_PAYOUTS: {Who.PROVIDER: _READ_MONEY, Who.ADMIN: _READ_ALL_MONEY},
+        Operation.MAKE_PAYOUT: {Who.ADMIN: _WRITE_PAYOUTS},
+        Operation.END_PAYOUT: {Who.ADMIN: _WRITE_PAYOUTS},
     }
 )
 """Whatever is not in the table is refused."""
