@@ -68,6 +68,19 @@ class Ledger:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Money:
+    """Where the credits are in the hub's ledger, in micro-credits; `fees` are the platform's, beside them."""
+
+    pending: int = 0
+    held: int = 0
+    payable: int = 0
+    clearing: int = 0
+    paid: int = 0
+    void: int = 0
+    fees: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Income:
     today: Sum
     week: Sum
@@ -79,7 +92,8 @@ class Income:
     devices: tuple[Group, ...]
     ledger: Ledger
     pending_units: int = 0
-    paid_micro: int = 0
+    money: Money | None = None
+    """None until the hub has said it, or from a supervisor that does not know it."""
     payout_note: str = ""
     projection_micro: int | None = None
     projection_days: int = 0
@@ -113,12 +127,28 @@ def read_income(raw: Any, problems: list[str]) -> Income:
         devices=tuple(read_group(g) for g in f.objects("devices")),
         ledger=read_ledger(f.object("ledger")),
         pending_units=f.count("pending_units"),
-        paid_micro=f.count("paid_micro"),
+        money=read_money(f.object("money")) if raw_money(raw) else None,
         payout_note=f.text("payout_note"),
         projection_micro=projection.whole("month_micro"),
         projection_days=projection.count("from_days"),
         currency=f.object("tariff").text("currency"),
         no_power=f.text_map("no_power"),
+    )
+
+
+def raw_money(raw: Any) -> bool:
+    return isinstance(raw, dict) and raw.get("money") is not None
+
+
+def read_money(f: Fields) -> Money:
+    return Money(
+        pending=f.count("pending"),
+        held=f.count("held"),
+        payable=f.count("payable"),
+        clearing=f.count("clearing"),
+        paid=f.count("paid"),
+        void=f.count("void"),
+        fees=f.count("fees"),
     )
 
 

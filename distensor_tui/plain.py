@@ -58,9 +58,29 @@ def _income(income: Income, zone: tzinfo | None) -> list[str]:
     if income.projection_micro is not None:
         days = fmt.plural(income.projection_days, "whole day")
         rows.append(f"projection {fmt.credits(income.projection_micro)} credits in 30 days like the last {days}")
-    rows.append(f"paid       {fmt.credits(income.paid_micro)} credits; {income.payout_note}")
+    rows += _money(income)
     rows += [f"no energy  {device}: {reason}" for device, reason in income.no_power.items()]
     return [*rows, f"ledger     {ledger(income.ledger, zone)}"]
+
+
+def _money(income: Income) -> list[str]:
+    """Where the credits are in the hub's ledger; all of it but the fees sums to what was credited."""
+    money = income.money
+    if money is None:
+        return ["paid       not known yet: the hub has not said where the credits are"]
+    parts = [
+        ("pending", money.pending),
+        ("held", money.held),
+        ("payable", money.payable),
+        ("on their way", money.clearing),
+        ("paid", money.paid),
+        ("taken back", money.void),
+    ]
+    words = ", ".join(f"{name} {fmt.credits(micro)}" for name, micro in parts if micro or name in _ALWAYS)
+    return [f"credits    {words}; {income.payout_note}", f"fees       {fmt.credits(money.fees)} credits, the hub's"]
+
+
+_ALWAYS = ("pending", "payable", "paid")
 
 
 def _span(one: Sum, currency: str) -> str:

@@ -242,6 +242,7 @@ class Keeper:
             tariff=self._tariff,
             no_power=self._no_power,
             names=self._names,
+            money=self._sync.money,
         )
 
     @property

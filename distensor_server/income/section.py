@@ -11,7 +11,7 @@ from typing import Any
 
 from distensor.comm import LinkState, LinkStatus
 from distensor.core.control import Earnings
-from distensor.core.statement import StatementRow
+from distensor.core.statement import NodeMoney, StatementRow
 from distensor_server.income.energy import Tariff, cost_micro, net_micro, worth_micro
 from distensor_server.income.standing import Standing
 from distensor_server.income.sums import (
@@ -31,7 +31,7 @@ from distensor_server.income.values import Count, Energy, OwnUnit
 
 Section = dict[str, Any]
 
-PAYOUT_NOTE = "payouts are not part of this version: what is confirmed stays in the hub's ledger"
+PAYOUT_NOTE = "a credit is payable when nobody can challenge it any more; whoever runs the hub pays it out"
 MOST_GROUPS = 20
 SHOWN_DAYS = 30
 
@@ -61,6 +61,8 @@ class Account:
     no_power: Mapping[str, str] = field(default_factory=dict)
     """Devices that worked and whose power cannot be read, with the reason."""
     names: Mapping[str, str] = field(default_factory=dict)
+    money: NodeMoney | None = None
+    """Where the credits are, as the hub said with the last statement; None before the first one."""
 
 
 def income(account: Account, calendar: Calendar, day_of: DayOf) -> Section:
@@ -78,12 +80,28 @@ def income(account: Account, calendar: Calendar, day_of: DayOf) -> Section:
         "devices": _groups(by_device(rows, account.energy), account, {}),
         "projection": _projection(days, recent),
         "pending_units": earnings.pending_units,
-        "payable_micro": 0,
-        "paid_micro": 0,
+        "payable_micro": 0 if account.money is None else account.money.payable,
+        "paid_micro": 0 if account.money is None else account.money.paid,
+        "money": _money(account.money),
         "payout_note": PAYOUT_NOTE,
         "ledger": ledger(account),
         "tariff": _tariff(account.tariff),
         "no_power": dict(account.no_power),
+    }
+
+
+def _money(money: NodeMoney | None) -> Section | None:
+    if money is None:
+        return None
+    return {
+        "credited": money.credited,
+        "pending": money.pending,
+        "held": money.held,
+        "payable": money.payable,
+        "clearing": money.clearing,
+        "paid": money.paid,
+        "void": money.void,
+        "fees": money.fees,
     }
 
 

@@ -10,6 +10,7 @@ from distensor.core.clock import Clock
 from distensor.core.control import Earnings, Unit
 from distensor.core.statement import (
     HubUnit,
+    NodeMoney,
     RowKey,
     Statement,
     StatementQuery,
@@ -48,6 +49,8 @@ class Synchroniser:
     _searched: dict[RankLine, tuple[int, int]] = field(default_factory=dict)
     lasting: int = 0
     """Ranks whose sums differ and did not move since the last run: no lag, a difference."""
+    money: NodeMoney | None = None
+    """Where the credits are, as the hub said last; None until it has."""
 
     async def run(self) -> Earnings:
         """Compare once; the hub's own sums at the moment of its statement.
@@ -81,7 +84,7 @@ class Synchroniser:
         for _ in range(MOST_PAGES):
             page = await self.source.statement(StatementQuery(since_hour=since, after=after))
             rows += page.rows
-            earnings = page.earnings
+            earnings, self.money = page.earnings, page.money
             if not page.more or not page.rows:
                 break
             after = page.rows[-1].key

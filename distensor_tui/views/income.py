@@ -27,7 +27,8 @@ Facts = list[tuple[str, str]]
 
 def summary(income: Income, view: View, size: int, look: Look) -> list[Line]:
     """The lines above the tables: what was earned, where it is, what it cost, whether the books agree."""
-    rows = [_spans(income, look), _where(income, view), ledger_line(income.ledger, view, look), *_energy(income)]
+    rows = [_spans(income, look), _where(income, view), *_credits(income)]
+    rows += [ledger_line(income.ledger, view, look), *_energy(income)]
     rows += _hours(income, size, look)
     if income.projection_micro is not None:
         days = fmt.plural(income.projection_days, "whole day")
@@ -62,22 +63,40 @@ def _hours(income: Income, size: int, look: Look) -> list[Line]:
 
 
 def _where(income: Income, view: View) -> Line:
-    """Pending, confirmed, paid."""
+    """What was confirmed, and what waits for the trainer's word."""
     confirmed = view.snapshot.earnings
     micro = income.total.micro if confirmed is None else confirmed.confirmed_micro
     units = income.total.units if confirmed is None else confirmed.confirmed_units
-    pending = income.pending_units if confirmed is None else confirmed.pending_units
+    unconfirmed = income.pending_units if confirmed is None else confirmed.pending_units
     return labelled(
         "confirmed",
         line(
             (f"{fmt.credits(micro)} cr", Tone.STRONG),
-            (f" {fmt.plural(units, 'unit')}   pending ", Tone.DIM),
-            f"{fmt.plural(pending, 'unit')}",
-            ("   paid ", Tone.DIM),
-            f"{fmt.credits(income.paid_micro)} cr",
+            (f" {fmt.plural(units, 'unit')}   claimed ", Tone.DIM),
+            f"{fmt.plural(unconfirmed, 'unit')}",
         ),
         LABEL,
     )
+
+
+def _credits(income: Income) -> list[Line]:
+    """Where they are in the hub's ledger: to be challenged, held, payable, paid."""
+    money = income.money
+    if money is None:
+        return []
+    parts: list[Span | tuple[str, Tone]] = []
+    for name, micro, tone in (
+        ("pending", money.pending, Tone.TEXT),
+        ("held", money.held, Tone.WARN),
+        ("payable", money.payable, Tone.GOOD),
+        ("on their way", money.clearing, Tone.TEXT),
+        ("paid", money.paid, Tone.TEXT),
+        ("taken back", money.void, Tone.WARN),
+        ("fees", money.fees, Tone.DIM),
+    ):
+        if micro or name in ("pending", "payable", "paid"):
+            parts += [(f"{name} ", Tone.DIM), (f"{fmt.credits(micro)}  ", tone)]
+    return [labelled("credits", line(*parts), LABEL)]
 
 
 def _energy(income: Income) -> list[Line]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from distensor.comm import LinkState, LinkStatus
 from distensor.core.control import Earnings
 from distensor.core.ids import DeviceId, Epoch, JobId, Rank
-from distensor.core.statement import HOUR_SECONDS, RowKey, StatementRow
+from distensor.core.statement import HOUR_SECONDS, NodeMoney, RowKey, StatementRow
 from distensor_server.income.book import AccountBook
 from distensor_server.income.energy import Tariff
 from distensor_server.income.methods import statement_rows, unit_page
@@ -154,10 +155,12 @@ def test_one_word_for_the_ledger(more: dict[str, Any], state: str) -> None:
     assert shown(account(row(PRESENT, 5000), **more))["ledger"]["state"] == state
 
 
-def test_payouts_are_said_not_to_be_there() -> None:
-    section = shown(account())
-    assert (section["paid_micro"], section["payable_micro"]) == (0, 0)
-    assert "not part of this version" in section["payout_note"]
+def test_where_the_credits_are_is_what_the_hub_said_last() -> None:
+    assert shown(account())["money"] is None
+    money = NodeMoney(credited=21, pending=1, held=2, payable=3, clearing=4, paid=5, void=6, fees=7)
+    section = shown(account(money=money))
+    assert (section["paid_micro"], section["payable_micro"]) == (5, 3)
+    assert section["money"] == asdict(money)
 
 
 def test_a_projection_is_what_was_observed_not_what_the_machine_could_do() -> None:

@@ -121,9 +121,9 @@ def test_the_summary_answers_how_much_where_and_whether_the_books_agree() -> Non
         "1.840 cr",
         "7 d 12.345 cr",
         "12.345 cr 3,086 units",
-        "pending 6 units",
-        "paid 0.000 cr",
-        "payouts are not part of this version",
+        "claimed 6 units",
+        "pending 6.000  held 0.045  payable 4.000  on their way 0.300  paid 2.000  fees 0.12345",
+        "whoever runs the hub pays it out",
         "0.42 kWh 0.13 EUR",
         "= hub ✔ 14:02",
         "6 unconfirmed since 14:13",
@@ -131,6 +131,15 @@ def test_the_summary_answers_how_much_where_and_whether_the_books_agree() -> Non
         "4.100001",
     ):
         assert fact in shown, fact
+
+
+def test_where_the_credits_are_is_not_guessed_for_a_hub_that_has_not_said_it() -> None:
+    silent = read_income(fake.income(money=None), [])
+    assert silent.money is None
+    assert not view._credits(silent)
+    told = read_income(fake.income(), []).money
+    assert told is not None
+    assert told.pending + told.held + told.payable + told.clearing + told.paid + told.void == 12_345_000
 
 
 @pytest.mark.parametrize(
