@@ -74,6 +74,7 @@ def _where(income: Income, view: View) -> Line:
             (f"{fmt.credits(micro)} cr", Tone.STRONG),
             (f" {fmt.plural(units, 'unit')}   claimed ", Tone.DIM),
             f"{fmt.plural(unconfirmed, 'unit')}",
+            *([] if income.money is None else [(f"   fees {fmt.credits(income.money.fees)} cr", Tone.DIM)]),
         ),
         LABEL,
     )
@@ -92,7 +93,6 @@ def _credits(income: Income) -> list[Line]:
         ("on their way", money.clearing, Tone.TEXT),
         ("paid", money.paid, Tone.TEXT),
         ("taken back", money.void, Tone.WARN),
-        ("fees", money.fees, Tone.DIM),
     ):
         if micro or name in ("pending", "payable", "paid"):
             parts += [(f"{name} ", Tone.DIM), (f"{fmt.credits(micro)}  ", tone)]
