@@ -136,6 +136,7 @@ OUTSIDE = {
     "program.encoding:decode_argument": INNER + "StageProgram.from_json",
     "program.sizes:SizeReader.read": INNER + "StageProgram.from_json",
     "distensor_tui.income:read_group": INNER + "read_income",
+    "distensor_tui.income:read_money": INNER + "read_income",
     "distensor_tui.income:read_sum": INNER + "read_income",
     "distensor_tui.income:read_ledger": INNER + "read_income",
     "core.money:parse_credits": WORDS,
