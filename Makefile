@@ -9,7 +9,9 @@ JOBS ?= 2
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test check lint format types layers wheels proto parity bench bench-provider bench-distro gallery soak clean
+COMPOSE := docker compose -f installers/hub/compose.yaml
+.PHONY: help dev demo test check lint format types layers wheels proto parity bench bench-provider bench-distro bench-hub \
+	gallery soak cloud-up cloud-down cloud-hub cloud-api sandbox-up clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -54,7 +56,7 @@ parity: $(STAMP) ## every model on every mesh against one process, an hour; writ
 	$(PY) benchmarks/parity.py --write docs $(ARGS)
 
 bench: $(STAMP) ## the benchmarks, each prints its table
-	@for file in $(filter-out benchmarks/parity.py benchmarks/provider.py benchmarks/distro.py benchmarks/distro_report.py benchmarks/gallery.py,$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(PY) "$$file" $(ARGS) || exit 1; done
+	@for file in $(filter-out benchmarks/parity.py benchmarks/provider.py benchmarks/distro.py benchmarks/distro_report.py benchmarks/gallery.py benchmarks/hub.py,$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(PY) "$$file" $(ARGS) || exit 1; done
 
 bench-provider: $(STAMP) ## what supervisor and dashboard cost, each figure with its bar
 	$(PY) benchmarks/provider.py $(ARGS)
@@ -62,8 +64,26 @@ bench-provider: $(STAMP) ## what supervisor and dashboard cost, each figure with
 bench-distro: $(STAMP) ## loss against bytes of the DisTrO family, an hour at the small size; goes on where it was stopped
 	$(PY) benchmarks/distro.py $(ARGS)
 
+bench-hub: $(STAMP) ## a hub with 1,000 to 10,000 streams of nodes: CPU for a message, memory, time until nodes are back
+	$(PY) benchmarks/hub.py $(ARGS)
+
 gallery: $(STAMP) ## pictures of the dashboard in docs/gallery, from a real job on two nodes
 	$(PY) benchmarks/gallery.py $(ARGS)
+
+cloud-up: ## hub with HTTP API, PostgreSQL, Prometheus and Grafana by Docker; see docs/hub.md
+	$(COMPOSE) up --build --detach $(ARGS)
+
+cloud-down: ## end these; what they keep stays
+	$(COMPOSE) down $(ARGS)
+
+cloud-hub: $(STAMP) ## a hub from this folder: ARGS="--database postgresql://hub@host/hub"
+	$(PY) -m distensor hub $(ARGS)
+
+cloud-api: $(STAMP) ## a hub with the HTTP API from this folder, the same ARGS
+	$(PY) -m distensor cloud $(ARGS)
+
+sandbox-up: $(STAMP) ## a hub and eight workers as processes of this machine, until Ctrl-C; prints a trainer's token
+	$(PY) installers/hub/sandbox.py $(ARGS)
 
 soak: $(STAMP) ## the tests that take minutes
 	$(PY) -m pytest -m slow $(ARGS)

@@ -20,8 +20,10 @@ from distensor.core.errors import (
     HubProtocolError,
     PlacementError,
 )
-from distensor.core.ids import Epoch, JobId, Rank
+from distensor.core.ids import Epoch, Generation, JobId, NodeId, Rank
 from distensor.hub.effects import Disconnect, Publish, SaveInfo, SaveJob, SaveRank, Send, SessionId, SpendToken
+from distensor.hub.membership import MOST_BEATS, Membership
+from distensor.hub.records import NodeRecord
 
 # Membership
 
@@ -392,3 +394,21 @@ def test_memory_does_not_grow_with_jobs_that_ended(monkeypatch: pytest.MonkeyPat
         hub.machine.end("main", job_id, JobState.FINISHED, "")
     assert len(hub.machine._jobs) == 5
     assert hub.submit(spec(submission="s0"))[0] == "j_1", "a repeated submission is the same job for ever"
+
+
+def test_many_nodes_beat_less_often_and_are_waited_for_longer() -> None:
+    """Together they beat MOST_BEATS times a second."""
+    records = [
+        NodeRecord(node_id=NodeId(f"n_{n}"), secret_hash=str(n), info=replace(info(f"n{n}"), node_id=NodeId(f"n_{n}")))
+        for n in range(int(MOST_BEATS) * 5)
+    ]
+    few = Membership(generation=Generation(1), nodes=records[:10], heartbeat=2.0, silent_beats=3, now=0.0)
+    many = Membership(generation=Generation(1), nodes=records, heartbeat=2.0, silent_beats=3, now=0.0)
+    assert (few.heartbeat, many.heartbeat) == (2.0, 5.0)
+    for members, until in ((few, 6.0), (many, 15.0)):
+        members.join(SessionId(1), NodeId("n_0"), records[0].info, 0.0)
+        members.beat(SessionId(1), Heartbeat(sequence=1), 0.0, 0.0)
+        assert len(members.offers({}, until - 0.1)) == 1
+        assert len(members.offers({}, until)) == 0
+        assert members.drop_silent(2 * until - 0.1) == []
+        assert members.drop_silent(2 * until) != []

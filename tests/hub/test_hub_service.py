@@ -202,7 +202,7 @@ async def test_what_a_node_says_of_itself_does_not_undo_a_new_credential(tmp_pat
     """Both are on their way to the books where a machine has joined again while its old stream goes on."""
     node = NodeId("n_a")
     old = NodeRecord(node_id=node, secret_hash="old", info=replace(info("atlas"), node_id=node))
-    members = Membership(generation=Generation(1), nodes=[old], silence=10.0, now=0.0)
+    members = Membership(generation=Generation(1), nodes=[old], heartbeat=2.0, silent_beats=5, now=0.0)
     members.join(SessionId(1), node, old.info, 0.0)
     said = Heartbeat(sequence=1, accepting=True, info=replace(old.info, version="9.9"))
     effects = members.beat(SessionId(1), said, 1.0, 1.0)

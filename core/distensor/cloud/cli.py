@@ -10,21 +10,22 @@ from pathlib import Path
 
 from distensor.comm.address import HubAddress, address_argument, parse_address
 from distensor.core.clock import SYSTEM_CLOCK
-from distensor.core.commandline import UsageParser, stop_when_told
+from distensor.core.commandline import stop_when_told
 from distensor.core.errors import ConfigError
 from distensor.hub.app import Beside, HubConfig, Ready, run_hub
 from distensor.hub.cli import config_of, guarded, hub_options, ready_text, ready_values
+from distensor.hub.config_file import ConfiguredParser
 
 DEFAULT_HTTP = "127.0.0.1:8080"
 
 
 def main(argv: list[str]) -> int:
     """Run the verb; the status for the shell."""
-    return guarded("distensor cloud", lambda: _cloud(_parser().parse_args(argv)))
+    return guarded("distensor cloud", lambda: _cloud(cloud_parser().parse(argv)))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = UsageParser(
+def cloud_parser() -> ConfiguredParser:
+    parser = ConfiguredParser(
         prog="distensor cloud",
         description="Run a hub with an HTTP API: accounts, keys, nodes, jobs, runs and metrics under /v1.",
         epilog="Everything of `distensor hub` holds here too. docs/api.md describes the API; /v1/openapi.json is it.",

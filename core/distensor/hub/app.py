@@ -19,6 +19,7 @@ from distensor.core.errors import ControlError
 from distensor.core.ids import Generation, new_job_id, new_node_id
 from distensor.hub import access, money
 from distensor.hub.accounts import MAIN, Barred, Quota, main_account, quotas_of
+from distensor.hub.descriptors import room_for_streams, too_few
 from distensor.hub.door import Door
 from distensor.hub.hashing import new_secret
 from distensor.hub.machine import DEFAULT_PATIENCE, HubMachine, Patience
@@ -124,6 +125,8 @@ async def run_hub(
             return
         with closing(store):
             opened = _open_books(config, directory, store, int(clock.now()), authority)
+            if few := too_few(room_for_streams(), len(opened.snapshot.nodes)):
+                log(few)
             async with _working(config, opened, store, authority, clock, log) as inside:
                 server = await start_server(inside.service, authority.server_identity(), config.listen)
                 try:

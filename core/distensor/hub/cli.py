@@ -24,9 +24,11 @@ from distensor.core.errors import ConfigError, ControlError, DistensorError, Sto
 from distensor.hub import access_cli, money_cli
 from distensor.hub.accounts import MAIN
 from distensor.hub.app import HubConfig, Ready, run_hub
+from distensor.hub.config_file import ConfiguredParser
 from distensor.hub.machine import DEFAULT_PATIENCE
-from distensor.hub.place import place_of
+from distensor.hub.place import Place, place_of
 from distensor.hub.state_directory import StateDirectory
+from distensor.hub.status import status_of_hub
 from distensor.hub.stores.address import PASSWORD_VARIABLE, DatabaseAddress, parse_database
 from distensor.hub.stores.archives import open_archive
 from distensor.hub.stores.backup import BackedUp, restore, write_backup
@@ -82,12 +84,14 @@ def _run_verb(argv: list[str]) -> int:
         return _restore(
             _copy_parser("restore", "Make the hub of a backup in a new state directory.").parse_args(argv[1:])
         )
+    if argv[:1] == ["status"]:
+        return _status(_status_parser().parse_args(argv[1:]))
     if argv[:1] == ["token"]:
         return _token(_token_parser().parse_args(argv[1:]))
     for desk in (access_cli, money_cli):
         if argv[:1] and argv[0] in desk.VERBS:
             return _desk(desk.arguments(argv, _state_option))
-    return _hub(_hub_parser().parse_args(argv))
+    return _hub(hub_parser().parse(argv))
 
 
 def _first_of(group: BaseExceptionGroup[BaseException], kind: type[DistensorError]) -> DistensorError | None:
@@ -160,19 +164,21 @@ def _database(options: argparse.Namespace) -> DatabaseAddress | None:
     return parse_database(options.database, os.environ, options.database_password_file)
 
 
-def _hub_parser() -> argparse.ArgumentParser:
-    parser = UsageParser(
+def hub_parser() -> ConfiguredParser:
+    parser = ConfiguredParser(
         prog="distensor hub",
         description="Run a hub: it knows the nodes, places jobs on them and keeps the books.",
-        epilog="`distensor hub token` makes another join token for a node, `hub backup FILE` and `hub restore FILE` "
-        "keep and bring back all of a hub; `hub account`, `hub key` and `hub audit` are for a hub of several people.",
+        epilog="`distensor hub token` makes another join token for a node, `hub status` says how the hub is, `hub "
+        "backup FILE` and `hub restore FILE` keep and bring back all of it; `hub account`, `hub key`, `hub audit` and "
+        "`hub deposit` and its like are for a hub of several people.",
     )
     hub_options(parser)
     return parser
 
 
-def hub_options(parser: argparse.ArgumentParser) -> None:
+def hub_options(parser: ConfiguredParser) -> None:
     """The options of whatever runs a hub; `config_of` reads them."""
+    parser.add_config()
     _state_option(parser)
     parser.add_argument(
         "--listen",
@@ -227,6 +233,15 @@ def _token_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _status_parser() -> argparse.ArgumentParser:
+    parser = UsageParser(
+        prog="distensor hub status",
+        description="Whether the hub of this state directory serves, and what it has. Ends with 69 where it does not.",
+    )
+    _state_option(parser)
+    return parser
+
+
 def _copy_parser(verb: str, description: str) -> argparse.ArgumentParser:
     parser = UsageParser(prog=f"distensor hub {verb}", description=description)
     _state_option(parser)
@@ -266,12 +281,24 @@ def _token(options: argparse.Namespace) -> int:
     return Exit.OK
 
 
+def _status(options: argparse.Namespace) -> int:
+    directory = StateDirectory(options.state)
+    status = status_of_hub(directory, _place(directory), _database(options) or directory.database)
+    print(json.dumps(status.values()) if options.json else status)
+    return Exit.UNAVAILABLE if status.trouble else Exit.OK
+
+
+def _place(directory: StateDirectory) -> Place:
+    place = place_of(directory)
+    if place is None:
+        raise StoreError(f"state directory {directory.path}: no hub has been started on it yet")
+    return place
+
+
 def _desk(options: argparse.Namespace) -> int:
     """A command of the operator's, in one transaction; what it prints is true by then."""
     directory = StateDirectory(options.state)
-    place = place_of(directory)
-    if place is None:
-        raise StoreError(f"state directory {options.state}: no hub has been started on it yet")
+    place = _place(directory)
     store = open_store(_database(options) or directory.database)
     with closing(store), store.transaction() as books:
         now = int(SYSTEM_CLOCK.now())

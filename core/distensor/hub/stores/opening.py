@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 
@@ -45,6 +46,21 @@ def wait_for_store(
             return None
         raise
     return store
+
+
+def lease_age_of(database: DatabaseAddress) -> float | None:
+    """How many seconds ago a hub in this database said that it serves; None where none ever did.
+
+    Raises:
+        StoreError: the database does not answer.
+    """
+    postgres = postgres_of(database)
+    try:
+        with closing(postgres.connect(database)) as connection:
+            age: float | None = postgres.lease_age(connection)
+    except postgres.psycopg.Error as error:
+        raise StoreError(f"database {database}: {str(error).strip()}") from error
+    return age
 
 
 def postgres_of(database: DatabaseAddress) -> ModuleType:
