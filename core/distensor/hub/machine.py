@@ -55,6 +55,7 @@ class Patience:
 
     @property
     def silence(self) -> float:
+        """Of a node of a hub that has few of them."""
         return self.heartbeat * self.silent_heartbeats
 
 
@@ -100,7 +101,13 @@ class HubMachine:
         self.patience = patience
         self._signer = signer
         self.new_job_id = new_job_id
-        self._members = Membership(generation=generation, nodes=nodes, silence=patience.silence, now=now)
+        self._members = Membership(
+            generation=generation,
+            nodes=nodes,
+            heartbeat=patience.heartbeat,
+            silent_beats=patience.silent_heartbeats,
+            now=now,
+        )
         self._jobs = {job.job_id: job for job in jobs}
         self._submissions = dict(submissions)
         self._live = {job.job_id for job in self._jobs.values() if not job.state.ended}
@@ -112,6 +119,11 @@ class HubMachine:
             self._members.set_earnings(node_id, sum_)
 
     # Nodes
+
+    @property
+    def heartbeat(self) -> float:
+        """How often a node that joins now is to beat, in seconds."""
+        return self._members.heartbeat
 
     def node(self, node_id: NodeId) -> NodeRecord | None:
         return self._members.record(node_id)

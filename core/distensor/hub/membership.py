@@ -21,6 +21,10 @@ from distensor.hub.records import NodeRecord
 NOTHING_EARNED = Earnings()
 MOST_GONE_LISTED = 200
 
+MOST_BEATS = 500.0
+"""In a second, of all nodes together: beyond that each beats less often."""
+LONGEST_BEAT = 20.0
+
 Slot: TypeAlias = tuple[NodeId, DeviceId]
 
 
@@ -35,18 +39,35 @@ class _Node:
     answered: bool = False
     accepting: bool = True
     earnings: Earnings = NOTHING_EARNED
+    silence: float = 0.0
+    """After how many seconds without a heartbeat it is not available, by the interval that its welcome told it."""
 
 
 class Membership:
-    """All nodes of a hub. `silence` is after how many seconds without a heartbeat a node is not available."""
+    """All nodes of a hub. A node that does not beat for `silent_beats` times `heartbeat` seconds is not available; both
+    are longer where there are so many nodes that their beats would be more than MOST_BEATS a second."""
 
-    def __init__(self, *, generation: Generation, nodes: Iterable[NodeRecord], silence: float, now: float) -> None:
+    def __init__(
+        self,
+        *,
+        generation: Generation,
+        nodes: Iterable[NodeRecord],
+        heartbeat: float,
+        silent_beats: int,
+        now: float,
+    ) -> None:
         self._generation = generation
-        self._silence = silence
+        self._heartbeat = heartbeat
+        self._silent_beats = silent_beats
         self._nodes = {node.node_id: _Node(record=node, gone_since=now) for node in nodes}
         self._by_session: dict[SessionId, NodeId] = {}
         self.changes = 0
         """Rises whenever there may be more room for jobs than before."""
+
+    @property
+    def heartbeat(self) -> float:
+        """How often a node that joins now is to beat, in seconds."""
+        return max(self._heartbeat, min(len(self._nodes) / MOST_BEATS, LONGEST_BEAT))
 
     def record(self, node_id: NodeId) -> NodeRecord | None:
         node = self._nodes.get(node_id)
@@ -87,6 +108,7 @@ class Membership:
             effects.append(Disconnect(session=node.session, why=why))
             del self._by_session[node.session]
         node.session, node.heard_at, node.answered, node.accepting = session, now, False, True
+        node.silence = self.heartbeat * self._silent_beats
         self._by_session[session] = node_id
         return [*effects, *_describe(node, info), Note(text=f"node {info.name} ({node_id}) connected")]
 
@@ -122,8 +144,9 @@ class Membership:
         """End the streams on which nothing has been heard for twice the time that makes a node unavailable."""
         effects: list[Effect] = []
         for session, node_id in list(self._by_session.items()):
-            heard = self._nodes[node_id].heard_at
-            if heard is not None and now - heard >= 2 * self._silence:
+            node = self._nodes[node_id]
+            heard = node.heard_at
+            if heard is not None and now - heard >= 2 * node.silence:
                 why = Rejected(code="silent", reason=f"no heartbeat for {now - heard:.0f} s")
                 effects += [Disconnect(session=session, why=why), *self.leave(session, now)]
         return effects
@@ -157,7 +180,7 @@ class Membership:
         )
 
     def _is_connected(self, node: _Node, now: float) -> bool:
-        heard = node.heard_at is not None and now - node.heard_at < self._silence
+        heard = node.heard_at is not None and now - node.heard_at < node.silence
         return node.session is not None and node.answered and heard
 
 

@@ -108,6 +108,7 @@ class HubService:
         self._stays: dict[NodeSession, Stay] = {}
         self._watchers = Watchers()
         self.runs = Runs()
+        self._undelivered = 0
         self._deliveries: asyncio.Queue[tuple[asyncio.Future[Any], Callable[[], None]]] = asyncio.Queue()
 
     async def run(self) -> None:
@@ -125,12 +126,18 @@ class HubService:
     async def _deliver(self) -> None:
         while True:
             committed, deliver = await self._deliveries.get()
-            await asyncio.wait([committed])
+            if not committed.done():
+                await asyncio.wait([committed])
             deliver()
+            self._undelivered -= 1
 
     def _deliver_once_committed(self, committed: asyncio.Future[Any], deliver: Callable[[], None]) -> None:
         """Units wait for the disk beside the other deliveries: heartbeats are answered while it is full."""
-        committed.add_done_callback(lambda _: self._deliveries.put_nowait((committed, deliver)))
+        committed.add_done_callback(lambda _: self._put(committed, deliver))
+
+    def _put(self, committed: asyncio.Future[Any], deliver: Callable[[], None]) -> None:
+        self._undelivered += 1
+        self._deliveries.put_nowait((committed, deliver))
 
     async def _tick(self) -> None:
         while True:
@@ -184,7 +191,7 @@ class HubService:
             node_id=node_id,
             credential=credential,
             generation=self._machine.generation,
-            heartbeat_seconds=self._machine.patience.heartbeat,
+            heartbeat_seconds=self._machine.heartbeat,
             hubs=self._hubs,
         )
         session.send(welcome)
@@ -392,8 +399,13 @@ class HubService:
 
     def _apply(self, effects: Iterable[Effect]) -> asyncio.Future[None]:
         """Commit the records, then deliver the rest. The future is done after the delivery."""
+        effects = list(effects)
         saves = [effect for effect in effects if isinstance(effect, _SAVES)]
         others = [effect for effect in effects if not isinstance(effect, _SAVES)]
+        if not saves and not self._undelivered:  # nothing is before it: most heartbeats
+            for effect in others:
+                self._perform(effect)
+            return _nothing()
         delivered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def deliver() -> None:
@@ -405,7 +417,7 @@ class HubService:
 
         at = int(self._clock.now())
         committed = self._writer.submit(lambda books: save_all(books, saves, at)) if saves else _nothing()
-        self._deliveries.put_nowait((committed, deliver))
+        self._put(committed, deliver)
         return delivered
 
     def _perform(self, effect: Effect) -> None:
