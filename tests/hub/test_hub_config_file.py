@@ -17,7 +17,7 @@ from distensor.hub.cli import config_of, hub_parser
 def parsed(tmp_path: Path, text: str, *words: str) -> argparse.Namespace:
     file = tmp_path / "hub.toml"
     file.write_text(text)
-    return hub_parser().parse([*words, "--config", str(file)])
+    return hub_parser().options([*words, "--config", str(file)])
 
 
 def test_the_command_line_comes_before_the_file(tmp_path: Path) -> None:

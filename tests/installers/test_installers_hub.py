@@ -50,7 +50,7 @@ def test_the_settings_that_are_shown_are_settings(tmp_path: Path) -> None:
     password = tmp_path / "password"
     password.write_text("secret\n")
     parser = cli.hub_parser()
-    options = parser.parse(["--config", str(written), "--database-password-file", str(password)])
+    options = parser.options(["--config", str(written), "--database-password-file", str(password)])
     config = config_of(options)
     assert (str(config.listen), config.advertise, config.standby) == ("0.0.0.0:50051", "hub.example.org", True)
     assert [str(other) for other in config.other_hubs] == ["hub2.example.org:50051"]
@@ -66,7 +66,7 @@ def test_the_image_copies_what_is_there_and_starts_a_hub() -> None:
                 assert (ROOT / source).exists(), line
     [command] = [json.loads(line.removeprefix("CMD ")) for line in lines if line.startswith("CMD ")]
     assert command[0] == "hub"
-    assert str(config_of(cli.hub_parser().parse(command[1:])).listen) == "0.0.0.0:50051"
+    assert str(config_of(cli.hub_parser().options(command[1:])).listen) == "0.0.0.0:50051"
 
 
 def test_compose_names_services_secrets_volumes_and_files_that_are_there() -> None:
@@ -135,7 +135,7 @@ def test_compose_starts_a_hub_with_its_api_by_options_that_there_are(tmp_path: P
     words = [re.sub(r"\$\{DISTENSOR_HOST:\?[^}]*\}", "hub.example.org", word) for word in command]
     words = [word.replace("/run/secrets/database_password", str(password)) for word in words]
     assert words[0] == "cloud"
-    options = cloud_parser().parse(words[1:])
+    options = cloud_parser().options(words[1:])
     config = config_of(options)
     assert (config.advertise, options.open_metrics, options.plain_http) == ("hub.example.org", True, True)
     assert config.database is not None

@@ -15,7 +15,8 @@ import repo_rules as rules
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 JOBS = ["help", "dev", "demo", "test", "check", "lint", "format", "types", "layers"]
-JOBS += ["wheels", "proto", "parity", "bench", "bench-provider", "bench-distro", "gallery", "soak", "clean"]
+JOBS += ["wheels", "proto", "parity", "bench", "bench-provider", "bench-distro", "bench-hub", "gallery"]
+JOBS += ["cloud-up", "cloud-down", "cloud-hub", "cloud-api", "sandbox-up", "soak", "clean"]
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ DEFAULT_HTTP = "127.0.0.1:8080"
 
 def main(argv: list[str]) -> int:
     """Run the verb; the status for the shell."""
-    return guarded("distensor cloud", lambda: _cloud(cloud_parser().parse(argv)))
+    return guarded("distensor cloud", lambda: _cloud(cloud_parser().options(argv)))
 
 
 def cloud_parser() -> ConfiguredParser:

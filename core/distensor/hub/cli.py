@@ -91,7 +91,7 @@ def _run_verb(argv: list[str]) -> int:
     for desk in (access_cli, money_cli):
         if argv[:1] and argv[0] in desk.VERBS:
             return _desk(desk.arguments(argv, _state_option))
-    return _hub(hub_parser().parse(argv))
+    return _hub(hub_parser().options(argv))
 
 
 def _first_of(group: BaseExceptionGroup[BaseException], kind: type[DistensorError]) -> DistensorError | None:

@@ -17,7 +17,7 @@ class ConfiguredParser(UsageParser):
     """A parser with `--config FILE`. What the command line says comes before what the file says; options that may be
     repeated are those of both."""
 
-    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+    def options(self, argv: Sequence[str]) -> argparse.Namespace:
         """The options of the file, if one is named, and of the command line.
 
         Raises:
