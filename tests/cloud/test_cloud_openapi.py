@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import SkipTest
@@ -21,6 +22,7 @@ from distensor.cloud.problems import MEDIA_TYPE
 from distensor.comm.keys import KeyKind
 
 OPEN = {"/v1/health/live", "/v1/health/ready"}
+LONG = int(os.environ.get("DISTENSOR_FUZZ_INPUTS", "60"))
 ENDLESS = {"/v1/runs/{job}/events"}
 UNFIT: list[Any] = [ignored_auth]
 """It wants 401 for ever, where a host that shows wrong keys soon gets 429; the matrix looks at that."""
@@ -110,5 +112,5 @@ def test_the_api_keeps_to_its_document(hub: CloudHub) -> None:
 
 @pytest.mark.slow
 def test_the_api_keeps_to_its_document_for_long(hub: CloudHub) -> None:
-    print(f"schemathesis: {explore(hub, inputs=300)} requests")
+    print(f"schemathesis: {explore(hub, inputs=LONG)} requests")
     assert not [line for line in hub.hub.lines if "Traceback" in line]

@@ -44,7 +44,8 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
+WHOLE = BeforeValidator(_whole)
+"""Goes behind the bounds of a number: before them it would keep them out of the document."""
 
 
 class Shape(BaseModel):

@@ -12,6 +12,7 @@ from distensor.cloud.answers import (
     NAME,
     NOT_MODIFIED,
     USUAL,
+    WHOLE,
     After,
     Asked,
     IdempotencyKey,
@@ -19,7 +20,6 @@ from distensor.cloud.answers import (
     IfNoneMatch,
     Limit,
     Page,
-    Whole,
     location,
     page_of,
     require_match,
@@ -44,6 +44,7 @@ Reads = Annotated[Caller, Depends(guard(Operation.READ_ACCOUNTS))]
 Adds = Annotated[Caller, Depends(guard(Operation.ADD_ACCOUNT))]
 Changes = Annotated[Caller, Depends(guard(Operation.CHANGE_ACCOUNT))]
 _MOST = 999_999
+Count = Annotated[int, Field(ge=0, le=_MOST), WHOLE]
 
 
 class NewAccount(Asked):
@@ -56,9 +57,9 @@ class NewAccount(Asked):
 class NewLimits(Asked):
     """Only what is given is changed; null is without a limit."""
 
-    workers: Whole | None = Field(default=None, ge=0, le=_MOST)
-    waiting: Whole | None = Field(default=None, ge=0, le=_MOST)
-    priority: Whole = Field(default=0, ge=0, le=_MOST)
+    workers: Count | None = None
+    waiting: Count | None = None
+    priority: Count = 0
 
 
 class AccountChange(Asked):

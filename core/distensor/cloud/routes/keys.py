@@ -12,13 +12,13 @@ from distensor.cloud.answers import (
     NAME,
     NOT_MODIFIED,
     USUAL,
+    WHOLE,
     After,
     Asked,
     IdempotencyKey,
     IfNoneMatch,
     Limit,
     Page,
-    Whole,
     location,
     page_of,
     sent,
@@ -56,13 +56,17 @@ class NewKey(Asked):
         default=None, min_length=1, max_length=len(Scope), description="null: all that its kind may have"
     )
     label: str = Field(default="", max_length=LONGEST_LABEL, examples=["garage"])
-    days: Whole | None = Field(default=None, ge=1, le=_LONGEST_DAYS, description="null: it does not end by itself")
+    days: Annotated[int, Field(ge=1, le=_LONGEST_DAYS), WHOLE] | None = Field(
+        default=None, description="null: it does not end by itself"
+    )
 
 
 class Rotation(Asked):
     """How a key is replaced."""
 
-    hours: Whole = Field(default=24, ge=0, le=_LONGEST_HOURS, description="how long the old key is good meanwhile")
+    hours: Annotated[int, Field(ge=0, le=_LONGEST_HOURS), WHOLE] = Field(
+        default=24, description="how long the old key is good meanwhile"
+    )
 
 
 @router.get("/me", name="who_am_i", response_model=CallerShape, responses=responses())

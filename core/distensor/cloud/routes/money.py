@@ -13,13 +13,13 @@ from distensor.cloud.answers import (
     NAME,
     NOT_MODIFIED,
     USUAL,
+    WHOLE,
     After,
     Asked,
     IdempotencyKey,
     IfNoneMatch,
     Limit,
     Page,
-    Whole,
     page_of,
     sent,
     shown,
@@ -51,6 +51,7 @@ router = APIRouter(prefix="/v1", tags=["money"])
 
 MOST_MICRO = 10**15
 """A thousand million credits at once: more is a slip of the pen."""
+Micro = Annotated[int, Field(ge=1, le=MOST_MICRO), WHOLE]
 ReadsTerms = Annotated[Caller, Depends(guard(Operation.READ_TERMS))]
 ReadsEarnings = Annotated[Caller, Depends(guard(Operation.READ_EARNINGS))]
 ReadsStatement = Annotated[Caller, Depends(guard(Operation.READ_STATEMENT))]
@@ -71,7 +72,7 @@ class NewDeposit(Asked):
     """What an account has paid in."""
 
     key: str = Field(pattern=NAME, description="of the bank's receipt: the same again is the same deposit, for ever")
-    micro: Whole = Field(ge=1, le=MOST_MICRO)
+    micro: Micro
 
 
 @router.get("/terms", name="show_terms", response_model=TermsShape, responses=responses() | NOT_MODIFIED)

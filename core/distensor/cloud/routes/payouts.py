@@ -19,7 +19,6 @@ from distensor.cloud.answers import (
     Limit,
     Page,
     Shape,
-    Whole,
     page_of,
     sent,
     shown,
@@ -27,7 +26,7 @@ from distensor.cloud.answers import (
 from distensor.cloud.context import Caller, guard
 from distensor.cloud.money import PayoutShape, payout_shape
 from distensor.cloud.problems import responses
-from distensor.cloud.routes.money import MOST_MICRO
+from distensor.cloud.routes.money import Micro
 from distensor.core.ids import AccountId
 from distensor.hub import cashier, ledger_queries
 from distensor.hub.authorization import Operation
@@ -48,7 +47,7 @@ class NewPayout(Asked):
     """What is to be set aside."""
 
     name: str = Field(pattern=NAME, description="a node, or an account for all its nodes")
-    micro: Whole | None = Field(default=None, ge=1, le=MOST_MICRO, description="a part of it, for one node")
+    micro: Micro | None = Field(default=None, description="a part of it, for one node")
     key: str | None = Field(
         default=None, pattern=NAME, description="the payout's id, for one node: the same again is the same, for ever"
     )
