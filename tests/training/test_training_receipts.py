@@ -25,6 +25,7 @@ class Hub:
         self.calls = 0
         self.taken: list[Unit] = []
         self.told: list[tuple[JobId, Epoch, int]] = []
+        self.different: list[Unit] = []
         self.called = threading.Event()
 
     def report_units(self, units: Sequence[Unit]) -> None:
@@ -45,6 +46,11 @@ class Hub:
             raise HubUnreachableError("away")
         self.told += [(job_id, epoch, one.step) for one in steps]
 
+    def object_to(self, units: Sequence[Unit]) -> None:
+        assert self.taken, "the receipts come first"
+        self.report_units([])
+        self.different.extend(units)
+
 
 def test_all_receipts_arrive_once_and_in_order() -> None:
     hub = Hub()
@@ -61,6 +67,15 @@ def test_a_hub_that_is_away_gets_them_when_it_is_back() -> None:
     sender.add([unit(1), unit(2)])
     assert sender.close(timeout=20) == 0
     assert len(hub.taken) == 2
+
+
+def test_an_objection_comes_after_the_receipts_and_is_not_lost_while_the_hub_is_away() -> None:
+    hub = Hub(away=2)
+    sender = ReceiptSender(hub, SYSTEM_CLOCK)
+    sender.object_to(unit(1))
+    sender.add([unit(1), unit(2)])
+    assert sender.close(timeout=20) == 0
+    assert (hub.taken, hub.different) == ([unit(1), unit(2)], [unit(1)])
 
 
 def test_a_hub_that_stays_away_does_not_keep_us_for_ever() -> None:

@@ -179,6 +179,10 @@ class ThreadConnection:
 class _Hub:
     def report_units(self, units: Sequence[Any]) -> None: ...
 
+    def object_to(self, units: Sequence[Any]) -> None: ...
+
+    def report_progress(self, job_id: Any, epoch: Any, steps: Sequence[Any]) -> None: ...
+
 
 def _node(workers: int) -> MeshNode:
     info = NodeInfo(name="threads", host="127.0.0.1", version="0", devices=())

@@ -104,6 +104,13 @@ class HubClient:
         """Tell how a run goes, at most `core.progress.MOST_STEPS` steps at once. The hub keeps it in memory only."""
         self._call("ReportProgress", progress_codec.write_progress(job_id, epoch, steps))
 
+    def object_to(self, units: Sequence[Unit]) -> None:
+        """Say that others computed something else than who did these units: the hub holds the work of that node in the
+        job until its operator decides. Returns when it is in the hub's books; repeating it changes nothing."""
+        for start in range(0, len(units), MAX_UNITS_PER_MESSAGE):
+            part = units[start : start + MAX_UNITS_PER_MESSAGE]
+            self._call("ReportUnits", codec.write_receipts((), part))
+
     def list_jobs(self, query: JobQuery = ALL_JOBS) -> JobsPage:
         """One page of this account's jobs, or, by an admin's key, of all accounts'."""
         return job_codec.read_page(self._call("ListJobs", job_codec.write_query(query)))

@@ -477,8 +477,10 @@ def read_update(message: pb.JobUpdateMessage) -> JobUpdate:
     )
 
 
-def write_receipts(units: Iterable[Unit]) -> pb.ReportUnitsRequest:
-    return pb.ReportUnitsRequest(units=[write_unit(unit) for unit in units])
+def write_receipts(units: Iterable[Unit], different: Iterable[Unit] = ()) -> pb.ReportUnitsRequest:
+    return pb.ReportUnitsRequest(
+        units=[write_unit(unit) for unit in units], different=[write_unit(unit) for unit in different]
+    )
 
 
 def write_watch(job_id: JobId) -> pb.WatchJobRequest:

@@ -113,7 +113,7 @@ class ControlService(Protocol):
 
     def watch_job(self, who: Principal, job_id: JobId) -> AsyncIterator[JobUpdate]: ...
 
-    async def report_units(self, who: Principal, units: Sequence[Unit]) -> None: ...
+    async def report_units(self, who: Principal, units: Sequence[Unit], different: Sequence[Unit] = ()) -> None: ...
 
     async def report_progress(
         self, who: Principal, job_id: JobId, epoch: Epoch, steps: Sequence[StepProgress]
@@ -221,7 +221,7 @@ class Servicer(ControlServicer):
     async def ReportUnits(self, request: pb.ReportUnitsRequest, context: Any) -> pb.ReportUnitsReply:
         async with _answering(context):
             who = await self._recognise(context)
-            await self._service.report_units(who, _read_units(request))
+            await self._service.report_units(who, _read_units(request.units), _read_units(request.different))
             return pb.ReportUnitsReply()
 
     async def ReportProgress(self, request: pb.ReportProgressRequest, context: Any) -> pb.ReportProgressReply:
@@ -263,10 +263,10 @@ class Servicer(ControlServicer):
             return statement_codec.write_units(found)
 
 
-def _read_units(request: pb.ReportUnitsRequest) -> tuple[Unit, ...]:
-    if len(request.units) > MAX_UNITS_PER_MESSAGE:
-        raise HubProtocolError(f"{len(request.units)} units; at most {MAX_UNITS_PER_MESSAGE} are allowed")
-    return tuple(codec.read_unit(unit) for unit in request.units)
+def _read_units(units: Sequence[pb.Unit]) -> tuple[Unit, ...]:
+    if len(units) > MAX_UNITS_PER_MESSAGE:
+        raise HubProtocolError(f"{len(units)} units; at most {MAX_UNITS_PER_MESSAGE} are allowed")
+    return tuple(codec.read_unit(unit) for unit in units)
 
 
 async def _read_register(context: Any) -> Register:

@@ -9,6 +9,7 @@ from typing import TypeVar
 from distensor.comm.keys import KeyKind
 from distensor.core.errors import ConfigError, LedgerError
 from distensor.core.ids import is_valid_name
+from distensor.hub import objections
 from distensor.hub.administration import Clerk, account_of
 from distensor.hub.ledger.accounts import Ledger, Policy, payable
 from distensor.hub.ledger.transfers import Transfer
@@ -108,6 +109,23 @@ def end_payout(books: Books, clerk: Clerk, payout_id: str, *, paid: bool, reason
     if known is None:
         clerk.write(books, "payout confirm" if paid else "payout fail", payout_id, reason)
     return payout(books, payout_id)
+
+
+def decide(books: Books, clerk: Clerk, job_id: str, node_id: str, *, good: bool, reason: str = "") -> int:
+    """End the hold of a node's work in a job, to which its trainer objects. Returns the micro-credits.
+
+    Raises:
+        ConfigError: nobody objects to it, or it has been decided.
+    """
+    waiting = [one for one in objections.held_work(books) if (one.job_id, one.node_id) == (job_id, node_id)]
+    if not waiting:
+        raise ConfigError(
+            f"nothing of node {node_id[:70]!r} in job {job_id[:70]!r} is held; `distensor hub hold list` shows what is"
+        )
+    micro = _entered(lambda: objections.decide(books, job_id, node_id, good=good, at=clerk.now))
+    action = "hold release" if good else "hold void"
+    clerk.write(books, action, f"{job_id} {node_id}", f"{micro} micro-credits {reason}".strip())
+    return micro
 
 
 def _ledger(books: Books) -> Ledger:

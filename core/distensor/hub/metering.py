@@ -116,14 +116,19 @@ def record_receipts(books: UnitBooks, owner: str, units: Sequence[Unit], *, hour
     nodes: set[NodeId] = set()
     entering = _Entering(books, units)
     for unit in units:
-        place = _receivable(books, owner, unit.key)
+        place = receivable(books, owner, unit.key)
         entering.receive(place, unit)
         nodes.add(place.node_id)
     entering.finish(hour)
     return Recorded(earnings={node_id: books.earnings(node_id) for node_id in sorted(nodes)})
 
 
-def _receivable(books: UnitBooks, owner: str, key: UnitKey) -> PlaceOfWork:
+class Places(Protocol):
+    def find_place(self, job_id: JobId, epoch: Epoch, rank: Rank) -> PlaceOfWork | None: ...
+
+
+def receivable(books: Places, owner: str, key: UnitKey) -> PlaceOfWork:
+    """Where a unit of a job of `owner` was placed. Raises ControlError, in the same words for whatever is not."""
     place = books.find_place(key.job_id, key.epoch, key.rank)
     if place is None or place.owner != owner:
         raise ControlError(never_placed(key))

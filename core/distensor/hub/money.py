@@ -7,6 +7,7 @@ from distensor.core.errors import PlacementError
 from distensor.hub.ledger.accounts import Ledger, Policy, Quote, escrow, quote, trainer
 from distensor.hub.ledger.transfers import Transfer
 from distensor.hub.ledger_books import MoneyBooks
+from distensor.hub.objections import ObjectionBooks, hold_all
 
 ESCROW = escrow("")
 
@@ -66,7 +67,7 @@ def give_back_orphans(books: MoneyBooks, at: int) -> None:
             give_back(books, job_id, at)
 
 
-def settle(books: MoneyBooks, at: int) -> tuple[Transfer, ...]:
+def settle(books: ObjectionBooks, at: int) -> tuple[Transfer, ...]:
     """What time does: credits become payable, and escrows of ended jobs go back. Nothing where it is too early.
 
     Returns:
@@ -74,6 +75,8 @@ def settle(books: MoneyBooks, at: int) -> tuple[Transfer, ...]:
     """
     before = books.open_hour()
     ledger = Ledger(books=books, policy=books.policy())
+    if ledger.may_mature(at=at):
+        hold_all(books, at=at)
     matured = ledger.mature(at=at)
     if books.open_hour() > before:
         for job_id in _escrows(books):

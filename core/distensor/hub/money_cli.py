@@ -1,4 +1,4 @@
-"""`distensor hub deposit`, `payout`, `statement`, `price`: the operator's work on the ledger of a hub, running or not.
+"""`distensor hub deposit`, `payout`, `hold`, `statement`, `price`: the operator's work on the ledger of any hub.
 
 Amounts are credits with up to six decimals; JSON and CSV have whole micro-credits.
 """
@@ -19,8 +19,9 @@ from distensor.hub import cashier
 from distensor.hub.access_cli import Common, Desk, Report, Run
 from distensor.hub.ledger.statements import By, to_csv, to_json
 from distensor.hub.ledger_queries import PayoutLine, accounts_named, payouts, statement, totals, trainer_money
+from distensor.hub.objections import held_work
 
-VERBS = ("deposit", "payout", "statement", "price")
+VERBS = ("deposit", "payout", "hold", "statement", "price")
 LONGEST_WINDOW = 24 * 365
 
 
@@ -34,6 +35,7 @@ def parser(verb: str, common: Common) -> argparse.ArgumentParser:
     make = {
         "deposit": _deposit_parser,
         "payout": _payout_parser,
+        "hold": _hold_parser,
         "statement": _statement_parser,
         "price": _price_parser,
     }
@@ -77,6 +79,19 @@ def _payout_parser(common: Common) -> argparse.ArgumentParser:
     fail = _command(commands, common, "fail", "It was not paid, and will not be: it is payable again.", _failed)
     for command in (confirm, fail):
         command.add_argument("payout", help="its id")
+        command.add_argument("--reason", default="", help="for the audit log")
+    return top
+
+
+def _hold_parser(common: Common) -> argparse.ArgumentParser:
+    top = UsageParser(prog="distensor hub hold", description="Decide on work that a spot check found different.")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    _command(commands, common, "list", "Show what is held.", _held)
+    release = _command(commands, common, "release", "It was right: it goes on as if nobody had objected.", _release)
+    void = _command(commands, common, "void", "It was wrong: it goes back to the trainer, with the fee.", _void)
+    for command in (release, void):
+        command.add_argument("job", help="its id")
+        command.add_argument("node", help="its id")
         command.add_argument("--reason", default="", help="for the audit log")
     return top
 
@@ -149,6 +164,28 @@ def _report(lines: Sequence[PayoutLine]) -> Report:
     rows = [(one.payout_id, one.node_id, credits_text(one.micro), one.standing.value) for one in lines]
     text = table(("payout", "node", "credits", "state"), rows) if rows else "No payouts."
     return Report(values={"payouts": [asdict(one) for one in lines]}, text=text)
+
+
+def _held(desk: Desk) -> Report:
+    found = held_work(desk.books)
+    rows = [(one.job_id, one.node_id, one.owner, one.objections, credits_text(one.micro)) for one in found]
+    text = table(("job", "node", "trainer", "units", "credits"), rows) if rows else "Nothing is held."
+    return Report(values={"held": [asdict(one) for one in found]}, text=text)
+
+
+def _release(desk: Desk) -> Report:
+    return _decided(desk, good=True)
+
+
+def _void(desk: Desk) -> Report:
+    return _decided(desk, good=False)
+
+
+def _decided(desk: Desk, *, good: bool) -> Report:
+    options = desk.options
+    micro = cashier.decide(desk.books, desk.clerk, options.job, options.node, good=good, reason=options.reason)
+    where = f"go on to node {options.node}" if good else "are back with the trainer"
+    return Report(values={"micro": micro}, text=f"{credits_text(micro)} credits of job {options.job} {where}.")
 
 
 def _statement(desk: Desk) -> Report:

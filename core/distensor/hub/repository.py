@@ -10,8 +10,8 @@ from distensor.core.control import Earnings, NodeInfo
 from distensor.core.ids import Epoch, Generation, JobId, NodeId
 from distensor.core.statement import Statement, StatementQuery, UnitsPage, UnitsQuery
 from distensor.hub.access_books import AccessBooks
-from distensor.hub.ledger_books import MoneyBooks
 from distensor.hub.metering import UnitBooks
+from distensor.hub.objections import ObjectionBooks
 from distensor.hub.records import JobRecord, NodeRecord, RankRecord, TokenRecord
 
 
@@ -26,7 +26,7 @@ class Snapshot:
     earnings: dict[NodeId, Earnings]
 
 
-class Books(UnitBooks, AccessBooks, MoneyBooks, Protocol):
+class Books(UnitBooks, AccessBooks, ObjectionBooks, Protocol):
     """One transaction."""
 
     def begin_generation(self) -> Generation:

@@ -50,7 +50,8 @@ from distensor.hub.effects import (
 )
 from distensor.hub.ledger_queries import job_cost
 from distensor.hub.machine import HubMachine
-from distensor.hub.metering import Recorded, never_placed, record_claims, record_receipts
+from distensor.hub.metering import Recorded, describe, never_placed, record_claims, record_receipts
+from distensor.hub.objections import record_objections
 from distensor.hub.records import NodeRecord
 from distensor.hub.repository import Books
 from distensor.hub.runs import Runs
@@ -341,32 +342,43 @@ class HubService:
                 if update.state.ended:
                     return
 
-    async def report_units(self, who: Principal, units: Sequence[Unit]) -> None:
+    async def report_units(self, who: Principal, units: Sequence[Unit], different: Sequence[Unit] = ()) -> None:
         self._door.require(who, Operation.REPORT_UNITS)
-        for key in {unit.key.job_id: unit.key for unit in units}.values():
+        for key in {unit.key.job_id: unit.key for unit in (*units, *different)}.values():
             if (owner := self._machine.owner_of(key.job_id)) is not None:  # the books have the last word
                 missing = never_placed(key)
                 self._door.require_object(who, Operation.REPORT_UNITS, key.job_id, owner, missing)
         self._writer.require_writable()  # the trainer keeps them and comes again
-        hour = hour_of(self._clock.now())
-        recorded = self._writer.submit(lambda books: record_receipts(books, who.account, units, hour=hour))
+        now = int(self._clock.now())
+
+        def record(books: Books) -> Recorded:
+            recorded = record_receipts(books, who.account, units, hour=hour_of(now))
+            record_objections(books, who.account, different, at=now)
+            return recorded
+
+        recorded = self._writer.submit(record)
         delivered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done() -> None:
             if recorded.exception() is None:
                 self._booked(recorded.result())
+                self._note_objections(different)
             if not delivered.done():
                 delivered.set_result(None)
 
         self._deliver_once_committed(recorded, done)
         await delivered
         recorded.result()  # raises what was wrong with the receipts
-        for job_id in {unit.key.job_id for unit in units}:
+        for job_id in {unit.key.job_id for unit in (*units, *different)}:
             self._machine.heard_trainer(job_id, self._clock.monotonic())
 
     async def report_progress(self, who: Principal, job_id: JobId, epoch: Epoch, steps: Sequence[StepProgress]) -> None:
         self._owner(who, Operation.REPORT_PROGRESS, job_id)
         self.runs.tell(job_id, epoch, steps, self._clock.now())
+
+    def _note_objections(self, different: Sequence[Unit]) -> None:
+        for unit in different:
+            self._log(f"a spot check differs: {describe(unit.key)}; the work of its node in the job is held")
 
     async def end_job(
         self, who: Principal, job_id: JobId, state: JobState, reason: str, epoch: Epoch | None = None

@@ -1125,16 +1125,22 @@ class ReportUnitsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     UNITS_FIELD_NUMBER: _builtins.int
+    DIFFERENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def units(self) -> _containers.RepeatedCompositeFieldContainer[Global___Unit]: ...
+    @_builtins.property
+    def different(self) -> _containers.RepeatedCompositeFieldContainer[Global___Unit]:
+        """others computed something else: the node's work in the job is held"""
+
     def __init__(
         self,
         *,
         units: _abc.Iterable[Global___Unit] | None = ...,
+        different: _abc.Iterable[Global___Unit] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["units", b"units"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["different", b"different", "units", b"units"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,10 +6,12 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from distensor.core.control import UnitKey
 from distensor.core.statement import HOUR_SECONDS
 from distensor.hub.ledger.accounts import Policy, credited
 from distensor.hub.ledger.transfers import Kind, Transfer
 from distensor.hub.metering import Posting
+from distensor.hub.objections import WORK, Objection
 
 
 class MemoryLedger:
@@ -19,13 +21,14 @@ class MemoryLedger:
         self.transfers: dict[str, Transfer] = {}
         self.balances: Counter[str] = Counter()
         self.opened = 0
+        self.objections: dict[UnitKey, tuple[Objection, str]] = {}
         self.policy = Policy()
 
     def copied(self) -> MemoryLedger:
         """Transfers are frozen, so copies of the tables are enough."""
         copy = MemoryLedger()
         copy.transfers, copy.balances, copy.opened = dict(self.transfers), Counter(self.balances), self.opened
-        copy.policy = self.policy
+        copy.policy, copy.objections = self.policy, dict(self.objections)
         return copy
 
     def alone(self) -> None:
@@ -59,7 +62,16 @@ class MemoryLedger:
                     owner, _, node_id = account.partition(":")
                     if owner == "pending":
                         sums[node_id] += amount
+        for hold in self.transfers.values():
+            if hold.key.startswith(WORK) and self.opened <= hold.hour < until and not self._released(hold):
+                for account, amount in hold.legs:
+                    if account.startswith("pending:"):
+                        sums[account.partition(":")[2]] += amount
         return dict(sums)
+
+    def _released(self, hold: Transfer) -> bool:
+        decision = self.transfers.get(f"decision/{hold.key.removeprefix('hold/')}")
+        return decision is not None and decision.kind is Kind.RELEASE
 
     def _out(self, unit: Transfer) -> bool:
         """Held, or void."""
@@ -115,6 +127,18 @@ class MemoryLedgerBooks:
 
     def transfers_of_kind(self, kind: Kind) -> Iterator[Transfer]:
         return (one for one in self._money.transfers.values() if one.kind is kind)
+
+    def save_objection(self, objection: Objection) -> None:
+        self._money.objections.setdefault(objection.key, (objection, ""))
+
+    def objections(self) -> list[Objection]:
+        found = [one for one, decision in self._money.objections.values() if not decision]
+        return sorted(found, key=lambda one: (one.at, one.key.job_id, one.key.epoch, one.key.step, one.key.rank))
+
+    def decide_objections(self, job_id: str, node_id: str, decision: str) -> None:
+        for key, (one, before) in self._money.objections.items():
+            if (key.job_id, one.node_id, before) == (job_id, node_id, ""):
+                self._money.objections[key] = (one, decision)
 
     def account_balances(self, prefix: str = "") -> dict[str, int]:
         return {

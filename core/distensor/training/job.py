@@ -78,7 +78,7 @@ class TrainingJob:
         self._ranks = JobRanks(connection=connection, model=model, pieces=pieces, options=options)
         self._options = options
         self._receipts = receipts
-        self.checks = SpotChecks(options.spot_checks, TOLERANCES[options.precision.value])
+        self.checks = SpotChecks(options.spot_checks, TOLERANCES[options.precision.value], receipts.object_to)
         self._clock = clock
         self._note_measures = note_measures
         self._note_links = note_links
@@ -329,10 +329,11 @@ class TrainingJob:
 
     def _conclude(self, number: int, attempt: Attempt, replies: Sequence[Reply]) -> None:
         if attempt.check is not None:
-            unit = UnitKey(
+            batch = attempt.parts[attempt.replica_of[attempt.check.target]]
+            key = UnitKey(
                 job_id=self._connection.job_id, epoch=attempt.epoch, step=number, rank=Rank(attempt.check.target)
             )
-            self.checks.conclude(attempt.check, unit, replies, attempt.parts[attempt.replica_of[attempt.check.target]])
+            self.checks.conclude(attempt.check, Unit(key=key, micro_batches=len(batch)), replies, batch)
 
     def _recover(self, error: WorkerLostError, number: int | None) -> list[Reply]:
         """The answers of the ranks, where step `number` is committed after all."""

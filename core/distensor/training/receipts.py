@@ -21,6 +21,8 @@ class ReceiptTaker(Protocol):
 
     def report_progress(self, job_id: JobId, epoch: Epoch, steps: Sequence[StepProgress]) -> None: ...
 
+    def object_to(self, units: Sequence[Unit]) -> None: ...
+
 
 class ReceiptSender:
     """Sends from a thread of its own, so that a hub that is away never delays a step.
@@ -34,6 +36,7 @@ class ReceiptSender:
         self._clock = clock
         self._pending: list[Unit] = []
         self._progress: deque[tuple[JobId, Epoch, StepProgress]] = deque(maxlen=MOST_STEPS)
+        self._different: list[Unit] = []
         self._newest = 0
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -52,10 +55,20 @@ class ReceiptSender:
         with self._lock:
             self._progress.append((job_id, epoch, step))
 
+    def object_to(self, unit: Unit) -> None:
+        """Others computed something else than who did this unit; sent once the hub has the receipts before it."""
+        with self._lock:
+            self._different.append(unit)
+
     @property
     def pending(self) -> int:
         with self._lock:
             return len(self._pending)
+
+    @property
+    def _objecting(self) -> bool:
+        with self._lock:
+            return bool(self._different)
 
     @property
     def paid(self) -> int:
@@ -74,7 +87,7 @@ class ReceiptSender:
         while not self._closing.wait(FLUSH_SECONDS):
             self._flush()
             self._tell()
-        while self.pending and not self._refused and self._clock.monotonic() < self._deadline:
+        while (self.pending or self._objecting) and not self._refused and self._clock.monotonic() < self._deadline:
             if not self._flush():
                 self._clock.sleep(FLUSH_SECONDS)
         if self._clock.monotonic() < self._deadline:
@@ -84,12 +97,16 @@ class ReceiptSender:
         """Send one batch; False when the hub did not take it, in which case it stays."""
         with self._lock:
             batch = self._pending[:MAX_UNITS_A_CALL]
-        if not batch:
+            different = [] if batch else self._different[:MAX_UNITS_A_CALL]
+        if not batch and not different:
             return True
         if self._refused:
             return False
         try:
-            self._hub.report_units(batch)
+            if batch:
+                self._hub.report_units(batch)
+            else:
+                self._hub.object_to(different)
         except AuthenticationError:
             self._refused = True
             return False
@@ -97,6 +114,7 @@ class ReceiptSender:
             return False
         with self._lock:
             del self._pending[: len(batch)]
+            del self._different[: len(different)]
         return True
 
     def _tell(self) -> None:

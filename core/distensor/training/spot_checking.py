@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from distensor.core.control import UnitKey
+from distensor.core.control import Unit, UnitKey
 from distensor.core.numbers import is_finite
 from distensor.training.spot_checks import Check, Draw, Finding, Outcome, choose, judge, read_sketch
 
@@ -41,7 +41,7 @@ class SpotChecks:
         self,
         rate: float,
         tolerance: float,
-        tell: Callable[[Checked], None] = lambda _checked: None,
+        object_to: Callable[[Unit], None] = lambda _unit: None,
         draw: Draw | None = None,
     ) -> None:
         self.rate = rate
@@ -53,7 +53,7 @@ class SpotChecks:
         self.bytes = 0
         self.seconds = 0.0
         self._tolerance = tolerance
-        self._tell = tell
+        self._object_to = object_to
         self._draw: Draw = draw or random.SystemRandom()
 
     @property
@@ -66,9 +66,9 @@ class SpotChecks:
         return choose(self.rate, working, self._draw) if self.on else None
 
     def conclude(
-        self, check: Check, unit: UnitKey, replies: Sequence[Reply], batch: Sequence[Mapping[str, Tensor]]
+        self, check: Check, unit: Unit, replies: Sequence[Reply], batch: Sequence[Mapping[str, Tensor]]
     ) -> None:
-        """The answers of all ranks to the step of the check."""
+        """The answers of all ranks to the step of the check. Where `unit` is different, the hub is told."""
         by_rank = {reply.rank: reply for reply in replies}
         witnessed = {rank: words for rank in check.witnesses if (words := _witnessed(by_rank[rank])) is not None}
         if not witnessed:  # none of them had all weights yet
@@ -80,9 +80,12 @@ class SpotChecks:
         self.bytes += len(check.witnesses) * sum(tensor.nbytes for part in batch for tensor in part.values())
         self.seconds += max(_seconds(words) for words in witnessed.values())
         who = by_rank[check.target].who
-        checked = Checked(unit=unit, who=who, finding=finding, liars=tuple(by_rank[rank].who for rank in finding.liars))
+        checked = Checked(
+            unit=unit.key, who=who, finding=finding, liars=tuple(by_rank[rank].who for rank in finding.liars)
+        )
         self._note(checked, [by_rank[rank].who for rank in seen])
-        self._tell(checked)
+        if finding.outcome is Outcome.DIFFERENT:
+            self._object_to(unit)
 
     def _note(self, checked: Checked, witnesses: Sequence[str]) -> None:
         finding, step = checked.finding, checked.unit.step

@@ -96,6 +96,11 @@ def fees(node_id: str) -> str:
     return f"fees:{node_id}"
 
 
+def held_fees(node_id: str) -> str:
+    """The fee of work that is held."""
+    return f"held-fees:{node_id}"
+
+
 def clearing(payout_id: str) -> str:
     return f"clearing:{payout_id}"
 
@@ -232,12 +237,19 @@ class Ledger:
         )
         return post(self.books, Transfer(key=key_of_it, kind=kind, legs=legs, at=at, job_id=unit.job_id, hour=hour))
 
+    def may_mature(self, *, at: int) -> bool:
+        """Whether there are hours whose challenge window is over and that are not closed yet."""
+        return self._closing(at) > self.books.open_hour()
+
+    def _closing(self, at: int) -> int:
+        return (at - self.policy.challenge_seconds) // HOUR_SECONDS
+
     def mature(self, *, at: int) -> tuple[Transfer, ...]:
         """Make payable what was credited in the hours whose challenge window is over: one transfer for each node.
 
         Hours are taken whole, so a unit waits up to an hour longer than the window.
         """
-        until = (at - self.policy.challenge_seconds) // HOUR_SECONDS
+        until = self._closing(at)
         self.books.alone()
         if until <= self.books.open_hour():
             return ()

@@ -7,10 +7,11 @@ from distensor.hub.stores.access_rows import AccessRows
 from distensor.hub.stores.job_rows import JobRows
 from distensor.hub.stores.ledger_rows import LedgerRows
 from distensor.hub.stores.node_rows import NodeRows
+from distensor.hub.stores.objection_rows import ObjectionRows
 from distensor.hub.stores.unit_rows import UnitRows
 
 
-class SqlBooks(NodeRows, JobRows, UnitRows, LedgerRows, AccessRows):
+class SqlBooks(NodeRows, JobRows, UnitRows, LedgerRows, ObjectionRows, AccessRows):
     """A `repository.Books`."""
 
     def snapshot(self) -> Snapshot:

@@ -30,7 +30,7 @@ _TRANSFERS = Table(
 _LEGS = Table(name="legs", columns=("key", "account", "amount"), texts=frozenset({"key", "account"}), key=2)
 _HELD = """
 SELECT account, amount FROM transfers JOIN legs USING (key)
-WHERE kind = 'hold' AND hour >= ? AND hour < ? AND amount < 0 AND NOT EXISTS (
+WHERE kind = 'hold' AND hour >= ? AND hour < ? AND substr(account, 1, 8) = 'pending:' AND NOT EXISTS (
     SELECT 1 FROM transfers AS decisions
     WHERE decisions.key = 'decision/' || substr(transfers.key, 6) AND decisions.kind = 'release'
 )

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from distensor.hub.stores.migrations.ddl import Version
-from distensor.hub.stores.migrations.versions import v0001_books, v0002_hours, v0003_epochs, v0004_access, v0005_ledger
+from distensor.hub.stores.migrations.versions import (
+    v0001_books,
+    v0002_hours,
+    v0003_epochs,
+    v0004_access,
+    v0005_ledger,
+    v0006_objections,
+)
 
 VERSIONS: tuple[Version, ...] = tuple(
     Version(revision=module.revision, before=module.down_revision, up=module.UP, down=module.DOWN)
-    for module in (v0001_books, v0002_hours, v0003_epochs, v0004_access, v0005_ledger)
+    for module in (v0001_books, v0002_hours, v0003_epochs, v0004_access, v0005_ledger, v0006_objections)
 )
