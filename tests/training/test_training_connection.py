@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import re
 import threading
@@ -335,6 +336,22 @@ class TestWatch:
         watch.wait_for(lambda _: True, SECONDS)
         with pytest.raises(PlacementError, match=re.escape("rank 0 ready, rank 1 starting")):
             wait_until_running(watch, JOB, 0.05)
+
+    def test_time_in_the_queue_does_not_count(self, hub: Hub) -> None:
+        hub.updates.put(update(JobState.QUEUED, reason="no free slots"))
+        watch, ended = JobWatch(hub, JOB, SYSTEM_CLOCK), threading.Event()
+
+        def start() -> None:
+            with contextlib.suppress(PlacementError):
+                wait_until_running(watch, JOB, 0.1)
+            ended.set()
+
+        waiting = threading.Thread(target=start)
+        waiting.start()
+        assert not ended.wait(0.5), "the job is in the queue"
+        hub.updates.put(update(JobState.PLACED))
+        assert ended.wait(SECONDS), "its workers have a tenth of a second"
+        waiting.join()
 
     def test_a_job_that_the_hub_gave_up_says_why(self, hub: Hub) -> None:
         hub.updates.put(update(JobState.FAILED, reason="node atlas is gone"))

@@ -98,6 +98,9 @@ def test_an_option_that_is_not_built_yet_is_refused_by_name(keyword: str, value:
         ("clip_norm", float("inf")),
         ("lr_schedule", 3),
         ("seed", -1),
+        ("wait", 1),
+        ("priority", -1),
+        ("priority", True),
         ("parallel", 4),
     ],
 )

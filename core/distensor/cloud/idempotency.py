@@ -49,7 +49,7 @@ class Repeats:
             kept = self._kept[name] = _Kept(asked, now, asyncio.ensure_future(_running(run)))
             kept.answer.add_done_callback(lambda task: self._drop_failed(name, task))
         elif kept.asked != asked:
-            raise Refusal(422, "this Idempotency-Key was used for another request; take a new one")
+            raise Refusal(409, "this Idempotency-Key was used for another request; take a new one")
         return _copy(await asyncio.shield(kept.answer))
 
     def _drop_failed(self, name: Name, task: asyncio.Task[Response]) -> None:

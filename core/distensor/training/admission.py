@@ -35,16 +35,18 @@ def admit(
     loss: Callable[[Any, Any], Tensor] | None,
     loss_weight: LossWeight,
 ) -> MeshPieces:
-    """Capture and cut the model, and compare it with the mesh.
+    """Capture and cut the model, and compare it with the mesh; of a job that may wait its size is not.
 
     Raises:
         UserError: what stands in the way; several things as one error with all of them.
     """
     problems = Problems()
-    problems.check(check_workers, options.parallel, mesh)
+    if not options.wait:
+        problems.check(check_workers, options.parallel, mesh)
     pieces = problems.check(cut_for, model, options, batch, loss, loss_weight)
     if pieces is not None:
-        problems.check(check_memory, pieces.bytes_per_rank(), mesh)
+        if not options.wait:
+            problems.check(check_memory, pieces.bytes_per_rank(), mesh)
         problems.check(check_dtypes, pieces.first.programs, mesh)
     problems.report()
     assert pieces is not None, "no problem was reported"

@@ -160,11 +160,13 @@ class JobConnection:
         start_timeout: float,
         aggregators: tuple[str, ...] = (),
         micro_batches: int = 0,
+        wait: bool = False,
+        priority: int = 0,
     ) -> JobConnection:
         """Submit, wait until every worker is ready, connect to all.
 
-        `largest_tensor` (bytes) bounds what a worker may make this process hold at once. `aggregators` and
-        `micro_batches`: see `JobSpec`.
+        `largest_tensor` (bytes) bounds what a worker may make this process hold at once. The last four: see
+        `JobSpec`.
 
         Raises:
             PlacementError: more ranks than free workers, or no worker got ready in time.
@@ -185,6 +187,8 @@ class JobConnection:
             split_tensor=os.environ.get(SPLIT_TENSOR) == "1",
             steps=planned_steps(os.environ),
             micro_batches=micro_batches,
+            wait=wait,
+            priority=priority,
         )
         job_id, epoch = client.submit_job(spec)
         watch = JobWatch(client, job_id, clock)

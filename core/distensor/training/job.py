@@ -137,6 +137,8 @@ class TrainingJob:
             largest_tensor=pieces.largest_tensor(),
             aggregators=() if optimizer.sparse is None else optimizer.sparse.aggregator_nodes,
             micro_batches=options.micro_batches * options.accumulate,
+            wait=options.wait,
+            priority=options.priority,
         )
         job = cls(
             connection=connection,

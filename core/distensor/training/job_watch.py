@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -82,6 +83,15 @@ class JobWatch:
 
 
 def wait_until_running(watch: JobWatch, job_id: JobId, timeout: float) -> JobUpdate:
+    """The update with the topology. `timeout` (seconds) begins once the job has left the hub's queue.
+
+    Raises:
+        PlacementError: not all workers got ready in time.
+        JobFailedError: the job has ended, or the hub says nothing more of it.
+    """
+    first = watch.wait_for(lambda _: True, timeout)
+    if first is not None and first.state is JobState.QUEUED:
+        watch.wait_for(lambda seen: seen.state is not JobState.QUEUED, math.inf)
     update = watch.wait_for(lambda seen: seen.state is not JobState.PLACED, timeout)
     if update is None and watch.over:
         raise JobFailedError(f"job {job_id}: the hub says nothing more of it; the session may have been closed")

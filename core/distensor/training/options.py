@@ -59,6 +59,8 @@ class TrainerOptions:
     elastic: bool = True
     spot_checks: float = 0.0
     """The share of units that is recomputed."""
+    wait: bool = False
+    priority: int = 0
     checkpoint: CheckpointOptions | None
 
     @classmethod
@@ -83,6 +85,8 @@ class TrainerOptions:
         elastic: object = True,
         context_shares: Sequence[int] | None = None,
         spot_checks: float | None = None,
+        wait: object = False,
+        priority: object = 0,
         **choices: Any,
     ) -> TrainerOptions:
         """Everything is checked before anything is said: the message names each keyword that is wrong, its value and
@@ -113,6 +117,8 @@ class TrainerOptions:
             "seed": problems.check(_integer, "seed", seed, at_least=0),
             "elastic": problems.check(_flag, "elastic", elastic),
             "spot_checks": problems.check(_spot_checks, spot_checks, parallel, choices.get("sync")),
+            "wait": problems.check(_flag, "wait", wait),
+            "priority": problems.check(_integer, "priority", priority, at_least=0),
             "checkpoint": problems.check(checkpoint_options, checkpoint, checkpoint_every, checkpoint_keep),
         }
         problems.report()

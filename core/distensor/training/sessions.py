@@ -86,6 +86,8 @@ class Session:
         largest_tensor: int,
         aggregators: tuple[str, ...] = (),
         micro_batches: int = 0,
+        wait: bool = False,
+        priority: int = 0,
     ) -> JobConnection:
         """Have a job placed and connect to its workers; see `JobConnection.open`."""
         return JobConnection.open(
@@ -99,6 +101,8 @@ class Session:
             start_timeout=START_SECONDS,
             aggregators=aggregators,
             micro_batches=micro_batches,
+            wait=wait,
+            priority=priority,
         )
 
     def take_over(self, job_id: JobId, largest_tensor: int) -> TakenOver:

@@ -104,6 +104,9 @@ class Trainer(JobHolder):
             from the latest checkpoint. False: the job ends with an error.
         spot_checks: the share of units that other replicas compute too, to compare (docs/spot-checks.md); by default
             0.01 where three or more replicas are all that the mesh has, else none.
+        wait: let the hub queue the job when there is no place for it now, and wait at the first step for as long as
+            that takes. False: a mesh that is too small is an error at once.
+        priority: among the jobs that wait at the hub the higher one is placed first; an account may have a limit.
         seed: of dropout.
         name: of the job, as providers see it.
         progress: show a progress bar in `fit`; by default where standard error is a terminal.
@@ -140,6 +143,8 @@ class Trainer(JobHolder):
         checkpoint_keep: int | None = None,
         elastic: bool = True,
         spot_checks: float | None = None,
+        wait: bool = False,
+        priority: int = 0,
         backend: str = "tls",
         seed: int = 0,
         name: str = "training",
@@ -169,6 +174,8 @@ class Trainer(JobHolder):
             seed=seed,
             elastic=elastic,
             spot_checks=spot_checks,
+            wait=wait,
+            priority=priority,
         )
         problems.check(_check_name, name)
         spec = problems.check(read_optimizer, model, optimizer, lr, optimizer_options, ema, sync, sync_options)
