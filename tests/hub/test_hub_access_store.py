@@ -16,7 +16,7 @@ from test_hub_metering import JOB, NODES, fill
 from distensor.comm.keys import KeyKind
 from distensor.comm.tokens import Role
 from distensor.core.control import DeviceKind, JobState
-from distensor.core.ids import AccountId, JobId, KeyId
+from distensor.core.ids import AccountId, Epoch, JobId, KeyId
 from distensor.core.job_report import PassedNode
 from distensor.hub import access
 from distensor.hub.accounts import Quota, mint_key, new_account, revoked, rotated
@@ -173,3 +173,20 @@ def test_a_job_waits_with_its_wish_and_is_placed_with_its_reasons(store: Store) 
         books.begin_epoch(started)
     with store.transaction() as books:
         assert [job for job in books.snapshot().jobs if job.job_id == "j_2"] == [started]
+
+
+def test_a_job_is_found_with_the_ranks_of_each_of_its_epochs(store: Store) -> None:
+    fill(store)
+    with store.transaction() as books:
+        before = books.find_job(JOB)
+        assert before is not None
+        later = replace(before, epoch=Epoch(3), state=JobState.PLACED, request="r", ranks=before.ranks[:1])
+        books.begin_epoch(later)
+        moved = replace(later.ranks[0], restarts=2, reason="it came back")
+        books.save_rank(JOB, Epoch(3), moved)
+    with store.reading() as books:
+        assert books.find_job(JOB) == replace(later, ranks=(moved,))
+        assert books.find_job(JobId("j_none")) is None
+        assert books.epochs_of(JOB) == (2, 3)
+        assert [books.ranks_of(JOB, Epoch(epoch)) for epoch in (2, 3, 4)] == [before.ranks, (moved,), ()]
+        assert books.epochs_of(JobId("j_none")) == ()
