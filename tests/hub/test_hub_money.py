@@ -106,6 +106,10 @@ async def test_a_job_from_its_deposit_to_the_payout(tmp_path: Path, capsys: pyte
     async with place(tmp_path) as here:
         terms = operator(state, capsys, "price", "--micro", "1001", "--fee", "125", "--deposits", "required")["terms"]
         assert (terms["micro_per_micro_batch"], terms["fee_per_mille"], terms["deposits"]) == (1001, 125, True)
+        while (told := (await here.call(here.client.query_mesh)).terms) is None or not told.deposits:  # noqa: ASYNC110  # a hub elsewhere
+            await asyncio.sleep(0.05)
+        assert told.quote(steps=3, ranks=2, micro_batches=4) == 24_024
+        assert str(told) == "a micro-batch on one worker costs 0.001001 credits; a job needs a deposit for its quote"
         with pytest.raises(PlacementError, match="does not say how many steps it will take at most"):
             await here.call(here.client.submit_job, wanted("s0", steps=0))
         operator(state, capsys, "deposit", "main", "0.024023", "--key", "bank-1")

@@ -123,6 +123,7 @@ OUTSIDE = {
     "comm.codec:read_text": INNER + "all of comm.codec",
     "comm.codec:read_parallel": INNER + "read_spec",
     "comm.codec:read_node": INNER + "read_node_message",
+    "comm.terms_codec:read_terms": INNER + "read_mesh",
     "comm.codec:read_ref": INNER + "read_node_message",
     "comm.codec:read_unit": INNER + "read_node_message",
     "comm.codec:read_change": INNER + "read_node_message",

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from distensor.comm.messages import JobRef
+from distensor.comm.terms_codec import read_terms, write_terms
 from distensor.core.control import (
     NOT_BENCHMARKED,
     Certificate,
@@ -345,6 +346,7 @@ def write_mesh(mesh: Mesh) -> pb.MeshReply:
             )
             for node in mesh.nodes
         ],
+        terms=write_terms(mesh.terms),
     )
 
 
@@ -361,6 +363,7 @@ def read_mesh(message: pb.MeshReply) -> Mesh:
             )
             for node in message.nodes
         ),
+        terms=read_terms(message),
     )
 
 

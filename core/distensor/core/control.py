@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from distensor.core.ids import DeviceId, Epoch, Generation, JobId, NodeId, Rank, WorkerId
+from distensor.core.money import credits_text
 from distensor.core.parallel import ParallelConfig
 from distensor.core.pipeline_simulation import LinkSeconds
 from distensor.core.reading import Reading, Unavailable
@@ -137,12 +138,33 @@ class MeshMeasures:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Terms:
+    """What work costs for a job that is submitted now."""
+
+    price: int
+    """Micro-credits of one micro-batch on one rank, the fee within them."""
+    fee_per_mille: int
+    deposits: bool
+    """Whether a job needs a deposit that covers its quote."""
+
+    def quote(self, *, steps: int, ranks: int, micro_batches: int) -> int:
+        """What a job costs at most, in micro-credits; `micro_batches` are those of one rank in one step."""
+        return steps * ranks * micro_batches * self.price
+
+    def __str__(self) -> str:
+        needs = "a job needs a deposit for its quote" if self.deposits else "no deposit is needed"
+        return f"a micro-batch on one worker costs {credits_text(self.price)} credits; {needs}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Mesh:
     """Everything a trainer may place work on. `measures` are the session's own; the hub has none."""
 
     generation: Generation
     nodes: tuple[MeshNode, ...]
     measures: MeshMeasures | None = None
+    terms: Terms | None = None
+    """None where the hub has not said them."""
 
     @property
     def available_workers(self) -> int:
@@ -185,7 +207,8 @@ class Mesh:
             f"{self.available_workers} workers can be placed on {sum(n.connected for n in self.nodes)} connected nodes",
             table(("node", "device", "kind", "slots", "memory", "free", "free workers"), rows),
         ]
-        return "\n".join([*lines, *_measure_lines(self.measures)])
+        terms = [] if self.terms is None else [str(self.terms)]
+        return "\n".join([*lines, *terms, *_measure_lines(self.measures)])
 
 
 NOT_CONNECTED = Unavailable(reason="not known yet: the ranks of a job tell it with each step")

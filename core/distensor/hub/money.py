@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distensor.core.control import JobSpec
+from distensor.core.control import JobSpec, Terms
 from distensor.core.errors import PlacementError
 from distensor.hub.ledger.accounts import Ledger, Policy, Quote, escrow, quote, trainer
 from distensor.hub.ledger.transfers import Transfer
@@ -17,6 +17,11 @@ def quote_of(policy: Policy, spec: JobSpec) -> Quote | None:
     if spec.steps == 0 or spec.micro_batches == 0:
         return None
     return quote(policy, steps=spec.steps, ranks=spec.parallel.world_size, micro_batches=spec.micro_batches)
+
+
+def terms_of(policy: Policy) -> Terms:
+    """What trainers are told of it."""
+    return Terms(price=policy.micro_per_micro_batch, fee_per_mille=policy.fee_per_mille, deposits=policy.deposits)
 
 
 def begin_job(books: MoneyBooks, job_id: str, owner: str, spec: JobSpec, at: int) -> Policy:

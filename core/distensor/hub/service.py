@@ -20,6 +20,7 @@ from distensor.core.control import (
     Mesh,
     Reconfiguration,
     TakeOver,
+    Terms,
     Unit,
     WorkerChange,
     WorkerReady,
@@ -48,6 +49,8 @@ from distensor.hub.effects import (
     SessionId,
     SpendToken,
 )
+from distensor.hub.ledger.accounts import Policy
+from distensor.hub.ledger.transfers import Transfer
 from distensor.hub.ledger_queries import job_cost
 from distensor.hub.machine import HubMachine
 from distensor.hub.metering import Recorded, describe, never_placed, record_claims, record_receipts
@@ -103,6 +106,7 @@ class HubService:
         self._since = clock.monotonic()
         self._followed: set[JobId] = set()
         self._submitting = asyncio.Lock()
+        self._terms: Terms | None = None
         self._sessions: dict[SessionId, NodeSession] = {}
         self._ids: dict[NodeSession, SessionId] = {}
         self._next_session = 0
@@ -151,10 +155,11 @@ class HubService:
         while True:
             at = int(self._clock.now())
             try:
-                matured = await self._writer.submit(lambda books: money.settle(books, at))  # noqa: B023  # awaited here
+                matured, policy = await self._writer.submit(lambda books: _settled(books, at))  # noqa: B023  # awaited
             except LedgerError as error:  # nothing has changed; work goes on, and somebody has to look at it
                 self._log(f"credits do not become payable: {error}")
             else:
+                self._terms = money.terms_of(policy)
                 if matured:
                     self._log(f"the credits of {len(matured)} nodes became payable")
             await self._clock.sleep_async(SETTLE_SECONDS)
@@ -169,6 +174,7 @@ class HubService:
                 if changed:
                     accounts = await self._writer.read(lambda books: books.accounts())
                     self._machine.set_quotas(quotas_of(accounts))
+                    self._terms = money.terms_of(await self._writer.read(lambda books: books.policy()))
                     changed = False
 
     # Who is there
@@ -286,7 +292,7 @@ class HubService:
 
     async def query_mesh(self, who: Principal) -> Mesh:
         self._door.require(who, Operation.QUERY_MESH)
-        return self._machine.mesh(self._clock.monotonic())
+        return replace(self._machine.mesh(self._clock.monotonic()), terms=self._terms)
 
     async def submit_job(self, who: Principal, spec: JobSpec) -> tuple[JobId, Epoch]:
         self._door.require(who, Operation.SUBMIT_JOB)
@@ -463,6 +469,10 @@ class HubService:
         """Tell every node that the hub is going, so that they do not wait for silence."""
         for session in self._sessions.values():
             session.close(Rejected(code="stopping", reason="the hub is stopping"))
+
+
+def _settled(books: Books, at: int) -> tuple[tuple[Transfer, ...], Policy]:
+    return money.settle(books, at), books.policy()
 
 
 def _nothing() -> asyncio.Future[None]:

@@ -847,22 +847,55 @@ class MeshReply(_message.Message):
 
     GENERATION_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
+    TERMS_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeshNodeMessage]: ...
+    @_builtins.property
+    def terms(self) -> Global___TermsMessage:
+        """none: the hub has not looked yet"""
+
     def __init__(
         self,
         *,
         generation: _builtins.int = ...,
         nodes: _abc.Iterable[Global___MeshNodeMessage] | None = ...,
+        terms: Global___TermsMessage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["terms", b"terms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "nodes", b"nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "nodes", b"nodes", "terms", b"terms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MeshReply: _TypeAlias = MeshReply  # noqa: Y015
+
+@_typing.final
+class TermsMessage(_message.Message):
+    """What work costs for jobs that are submitted now: micro-credits of one micro-batch on one rank, the fee within them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRICE_MICRO_FIELD_NUMBER: _builtins.int
+    FEE_PER_MILLE_FIELD_NUMBER: _builtins.int
+    DEPOSITS_FIELD_NUMBER: _builtins.int
+    price_micro: _builtins.int
+    fee_per_mille: _builtins.int
+    deposits: _builtins.bool
+    def __init__(
+        self,
+        *,
+        price_micro: _builtins.int = ...,
+        fee_per_mille: _builtins.int = ...,
+        deposits: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deposits", b"deposits", "fee_per_mille", b"fee_per_mille", "price_micro", b"price_micro"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TermsMessage: _TypeAlias = TermsMessage  # noqa: Y015
 
 @_typing.final
 class SubmitJobRequest(_message.Message):
