@@ -90,6 +90,11 @@ def settle(books: ObjectionBooks, at: int) -> tuple[Transfer, ...]:
     return matured
 
 
+def settled(books: MoneyBooks, at: int) -> tuple[tuple[Transfer, ...], Terms]:
+    """What `settle` gives, and the present terms."""
+    return settle(books, at), terms_of(books.policy())
+
+
 def _escrows(books: MoneyBooks) -> list[str]:
     return [account.removeprefix(ESCROW) for account, amount in books.account_balances(ESCROW).items() if amount > 0]
 

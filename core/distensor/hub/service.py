@@ -49,8 +49,6 @@ from distensor.hub.effects import (
     SessionId,
     SpendToken,
 )
-from distensor.hub.ledger.accounts import Policy
-from distensor.hub.ledger.transfers import Transfer
 from distensor.hub.ledger_queries import job_cost
 from distensor.hub.machine import HubMachine
 from distensor.hub.metering import Recorded, describe, never_placed, record_claims, record_receipts
@@ -155,11 +153,11 @@ class HubService:
         while True:
             at = int(self._clock.now())
             try:
-                matured, policy = await self._writer.submit(lambda books: _settled(books, at))  # noqa: B023  # awaited
+                matured, terms = await self._writer.submit(lambda books: money.settled(books, at))  # noqa: B023  # awaited
             except LedgerError as error:  # nothing has changed; work goes on, and somebody has to look at it
                 self._log(f"credits do not become payable: {error}")
             else:
-                self._terms = money.terms_of(policy)
+                self._terms = terms
                 if matured:
                     self._log(f"the credits of {len(matured)} nodes became payable")
             await self._clock.sleep_async(SETTLE_SECONDS)
@@ -469,10 +467,6 @@ class HubService:
         """Tell every node that the hub is going, so that they do not wait for silence."""
         for session in self._sessions.values():
             session.close(Rejected(code="stopping", reason="the hub is stopping"))
-
-
-def _settled(books: Books, at: int) -> tuple[tuple[Transfer, ...], Policy]:
-    return money.settle(books, at), books.policy()
 
 
 def _nothing() -> asyncio.Future[None]:
