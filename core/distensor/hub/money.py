@@ -90,7 +90,7 @@ def settle(books: ObjectionBooks, at: int) -> tuple[Transfer, ...]:
     return matured
 
 
-def settled(books: MoneyBooks, at: int) -> tuple[tuple[Transfer, ...], Terms]:
+def settled(books: ObjectionBooks, at: int) -> tuple[tuple[Transfer, ...], Terms]:
     """What `settle` gives, and the present terms."""
     return settle(books, at), terms_of(books.policy())
 
