@@ -156,6 +156,7 @@ OUTSIDE = {
     "training.checkpointing:Checkpointing.load": INNER + "Manifest.from_json and read_tensors",
     "training.snapshot_reading:SnapshotReader.read": INNER + "decode_named, and check_tensors on what came",
     "demo.data:load_tokens": "reads the files of Python itself",
+    "hub.pay_cli:read_settings": WORDS,
     "hub.pki:Authority.load_or_create": "the hub's own key and certificate; what cannot be read ends the start",
     "hub.record_json:info_from_json": "columns that the hub wrote itself",
     "hub.record_json:parallel_from_json": "columns that the hub wrote itself",

@@ -21,7 +21,7 @@ from distensor.comm.address import HubAddress, address_argument, is_loopback, pa
 from distensor.core.clock import SYSTEM_CLOCK
 from distensor.core.commandline import UsageParser, stop_when_told
 from distensor.core.errors import ConfigError, ControlError, DistensorError, StoreError, SupersededError
-from distensor.hub import access_cli, money_cli
+from distensor.hub import access_cli, money_cli, pay_cli
 from distensor.hub.accounts import MAIN
 from distensor.hub.app import HubConfig, Ready, run_hub
 from distensor.hub.config_file import ConfiguredParser
@@ -88,6 +88,8 @@ def _run_verb(argv: list[str]) -> int:
         return _status(_status_parser().parse_args(argv[1:]))
     if argv[:1] == ["token"]:
         return _token(_token_parser().parse_args(argv[1:]))
+    if argv[:1] == ["pay"]:
+        return _pay(pay_cli.arguments(argv, _state_option))
     for desk in (access_cli, money_cli):
         if argv[:1] and argv[0] in desk.VERBS:
             return _desk(desk.arguments(argv, _state_option))
@@ -304,6 +306,13 @@ def _desk(options: argparse.Namespace) -> int:
         now = int(SYSTEM_CLOCK.now())
         text = access_cli.execute(access_cli.Desk(books=books, options=options, now=now, place=place))
     print(text)
+    return Exit.OK
+
+
+def _pay(options: argparse.Namespace) -> int:
+    directory = StateDirectory(options.state)
+    _place(directory)
+    pay_cli.run(options, lambda: open_store(_database(options) or directory.database), SYSTEM_CLOCK, os.environ)
     return Exit.OK
 
 
