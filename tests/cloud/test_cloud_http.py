@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import socket
@@ -16,7 +17,7 @@ from cloud_kit import LOOPBACK, CloudHub, Reply
 from hub_kit import until
 
 from distensor.cloud.problems import MEDIA_TYPE
-from distensor.cloud.serving import http_beside
+from distensor.cloud.serving import http_beside, listening
 from distensor.cloud.settings import LARGEST_BODY, CloudSettings, TlsFiles
 from distensor.comm.address import HubAddress
 from distensor.comm.keys import KeyKind
@@ -154,6 +155,22 @@ def test_metrics_are_text_for_prometheus(hub: CloudHub) -> None:
         line.startswith('distensor_http_requests_total{method="GET",route="/v1/accounts/{account}"') for line in lines
     )
     assert "/v1/accounts/me" not in reply.body.decode()
+
+
+@pytest.mark.asyncio
+async def test_the_parts_of_an_answer_do_not_wait_for_each_other() -> None:
+    undelayed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        undelayed.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    with listening(LOOPBACK.listen) as sock:
+        async with await asyncio.start_server(answer, sock=sock):
+            _, writer = await asyncio.open_connection(*sock.getsockname())
+            assert await undelayed
+            writer.close()
+            await writer.wait_closed()
 
 
 @pytest.fixture(scope="module")
