@@ -88,7 +88,9 @@ class Load:
             with contextlib.suppress(StoreError):
                 await asyncio.to_thread(once)
                 self.deposited[key] = micro
+                self.acknowledged += 1
                 return
+            await asyncio.sleep(0.05)  # the database is away: leave it the processor to come back
 
     async def _held(self, job_id: JobId) -> None:
         """Wait, but not for ever, until the nodes have their assignments, so that they have something to claim."""

@@ -185,3 +185,21 @@ def test_a_wrong_password_is_an_error_that_does_not_say_it(postgres: PostgresSer
         PostgresStore(wrong, exclusive=True)
     assert "wrong word" not in str(caught.value)
     assert PASSWORD not in str(caught.value)
+
+
+def test_a_transaction_of_which_nothing_was_written_was_not_committed() -> None:
+    """A database that is killed may forget that it ever gave the transaction its number."""
+    server = PostgresServer()
+    try:
+        with closing(server.store()) as store:
+            store._connection.execute("BEGIN")
+            number = store._fence(store._connection)
+            store._connection.execute("INSERT INTO meta (key, value) VALUES ('x', 1)")
+            server.kill()
+            store._connection.close()
+            server.start()
+            assert not store._was_committed(number)
+            with store.transaction() as books:
+                assert books.begin_generation() == 1
+    finally:
+        server.close()

@@ -267,7 +267,10 @@ class PostgresStore:
         while not self._giving_up.wait(RETRY_SECONDS):
             with contextlib.suppress(psycopg.Error, StoreError):
                 with connect(self._address) as asking:
-                    row = asking.execute("SELECT pg_xact_status(%s::text::xid8)", (transaction_id,)).fetchone()
+                    try:
+                        row = asking.execute("SELECT pg_xact_status(%s::text::xid8)", (transaction_id,)).fetchone()
+                    except psycopg.errors.InvalidParameterValue:  # a number of the future: nothing of it was written
+                        return False
                 if row is not None and row[0] != "in progress":
                     return bool(row[0] == "committed")
         raise StoreError(f"database {self._address}: it went away during a commit and has not come back")
