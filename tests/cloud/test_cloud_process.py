@@ -96,3 +96,13 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFix
         where = f"127.0.0.1:{taken.getsockname()[1]}"
         assert main(["--state", str(tmp_path / "s"), "--listen", "127.0.0.1:0", "--http", where]) == 69
     assert f"cannot listen on {where}" in capsys.readouterr().err
+
+
+def test_the_options_may_stand_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "cloud.toml"
+    file.write_text('http = "0.0.0.0:0"\nhttp-host = ["hub.example.org"]\n')
+    assert main(["--state", str(tmp_path / "s"), "--listen", "127.0.0.1:0", "--config", str(file)]) == 64
+    assert "keys would travel unencrypted" in capsys.readouterr().err
+    file.write_text('htp = "127.0.0.1:0"\n')
+    assert main(["--state", str(tmp_path / "s"), "--config", str(file)]) == 64
+    assert "there is no option 'htp'" in capsys.readouterr().err
