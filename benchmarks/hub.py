@@ -309,8 +309,9 @@ def herd(count: int, options: argparse.Namespace) -> str:
             while nodes.ask()[0]:
                 time.sleep(0.05)
             up = hub.start()
+            began = hub.used()[0]
             back = nodes.wait(count)
-            return f"| {count:,} | {up:.1f} | {back:.1f} |"
+            return f"| {count:,} | {up:.1f} | {back:.1f} | {began:.1f} | {hub.used()[0] - began:.1f} |"
         finally:
             nodes.close()
             hub.end()
@@ -331,7 +332,11 @@ def main(argv: list[str]) -> None:
     for count in options.nodes:
         print(run(count, options), flush=True)
     if options.herd:
-        print("\n| nodes | hub up after kill -9, s | all nodes back after that, s |\n|---|---|---|", flush=True)
+        print(
+            "\n| nodes | hub up after kill -9, s | all nodes back after that, s | CPU of the hub until it is up, s |",
+            end="",
+        )
+        print(" and until all are back, s |\n|---|---|---|---|---|", flush=True)
         print(herd(options.herd, options), flush=True)
 
 
