@@ -94,6 +94,15 @@ def test_an_honest_worker_is_never_accused(options: dict[str, Any]) -> None:
     print(f"{checks.counts.total()} checks, {checks.bytes} bytes, {checks.seconds:.3f} s")
 
 
+@pytest.mark.slow
+def test_an_honest_worker_is_never_accused_for_long() -> None:
+    checks = run(None, 4, 1000, 1 / 4, micro_batches=2, clip_norm=0.1)
+    assert checks.counts == {Outcome.MATCHED: checks.counts.total()}
+    assert checks.counts.total() >= 999
+    assert checks.largest == 0.0
+    print(f"{checks.counts.total()} checks of 4 replicas, largest difference {checks.largest}")
+
+
 @pytest.mark.parametrize("how", [cheat(1, SCALED, factor=1.01), cheat(1, STALE, step=3)])
 def test_a_cheating_worker_is_found_whenever_it_is_chosen(how: Cheat, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
