@@ -28,11 +28,14 @@ from distensor.hub.accounts import WHO
 from distensor.hub.app import Ready
 from distensor.hub.authorization import Scope, Who, scopes_of
 from distensor.hub.ledger.accounts import DAY, Ledger
+from distensor.hub.machine import Patience
 from distensor.hub.repository import Books
 from distensor.hub.throttle import Limit
 
 T = TypeVar("T")
 LOOPBACK = CloudSettings(listen=HubAddress(host="127.0.0.1", port=0))
+PATIENT = Patience(heartbeat=0.2, silent_heartbeats=100)
+"""No test here is about silent nodes, and a busy machine makes some."""
 MANY = Limit(failures=100_000)
 
 
@@ -121,7 +124,7 @@ class CloudHub:
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         async with AsyncExitStack() as stack:
-            self.hub = await stack.enter_async_context(door_hub(self._path, self._lines))
+            self.hub = await stack.enter_async_context(door_hub(self._path, self._lines, PATIENT))
             self.inside = self.hub.inside
             ready = Ready(
                 address=self.hub.address,

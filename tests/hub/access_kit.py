@@ -34,6 +34,7 @@ from distensor.testing.hub_store import MemoryStore
 
 T = TypeVar("T")
 ALL_KINDS = frozenset(KeyKind)
+QUICK = Patience(heartbeat=0.2)
 
 
 @dataclass
@@ -80,7 +81,7 @@ def clerk() -> Clerk:
 
 
 @contextlib.asynccontextmanager
-async def door_hub(tmp_path: Path, limit: Limit = DEFAULT_LIMIT) -> AsyncIterator[DoorHub]:
+async def door_hub(tmp_path: Path, limit: Limit = DEFAULT_LIMIT, patience: Patience = QUICK) -> AsyncIterator[DoorHub]:
     store, authority = MemoryStore(), Authority.load_or_create(tmp_path, SYSTEM_CLOCK)
     with store.transaction() as books:
         books.save_account(main_account(int(SYSTEM_CLOCK.now())))
@@ -94,7 +95,7 @@ async def door_hub(tmp_path: Path, limit: Limit = DEFAULT_LIMIT) -> AsyncIterato
         earnings=snapshot.earnings,
         signer=authority,
         new_job_id=new_job_id,
-        patience=Patience(heartbeat=0.2),
+        patience=patience,
         now=SYSTEM_CLOCK.monotonic(),
     )
     lines: list[str] = []
