@@ -68,7 +68,6 @@ def test_the_commands_that_need_no_supervisor(tmp_path: Path, answer: Callable[.
     check("help", answer("help")[0])
     check("completion", answer("completion", "bash")[0])
     check("error", answer("status", "--nonsense", code=64)[0])
-    check("error", answer("cloud", code=69)[0])
 
 
 def test_service_and_uninstall_say_a_wrong_command_line_in_json_too(capsys: pytest.CaptureFixture[str]) -> None:
