@@ -24,12 +24,19 @@ def trainer_of(mesh: Session, module: Any, parallel: ParallelConfig, **options: 
     return Trainer(model, parallel=parallel, **options)
 
 
+SLOW = pytest.mark.slow  # threads in one process do the same in tests/training/test_training_mesh.py
+
+
 @pytest.mark.parametrize(
     "parallel",
     [
         ParallelConfig(data_parallel=2, tensor_parallel=2, pipeline_parallel=2),
-        ParallelConfig(data_parallel=2, tensor_parallel=2, context_parallel=2, order="dp-tp-cp-pp"),
-        ParallelConfig(data_parallel=2, pipeline_parallel=2, context_parallel=2, order="pp-cp-dp-tp"),
+        pytest.param(
+            ParallelConfig(data_parallel=2, tensor_parallel=2, context_parallel=2, order="dp-tp-cp-pp"), marks=SLOW
+        ),
+        pytest.param(
+            ParallelConfig(data_parallel=2, pipeline_parallel=2, context_parallel=2, order="pp-cp-dp-tp"), marks=SLOW
+        ),
         ParallelConfig(tensor_parallel=2, pipeline_parallel=2, context_parallel=2, order="cp-pp-tp-dp"),
     ],
     ids=ParallelConfig.describe,

@@ -29,6 +29,7 @@ from distensor.transport import LocalMeeting
 SGD = partial(torch.optim.SGD, lr=0.1)
 ADAMW = partial(torch.optim.AdamW, lr=1e-2, eps=1e-6)
 DP2_PP2 = ParallelConfig(data_parallel=2, pipeline_parallel=2)
+SLOW = pytest.mark.slow  # threads in one process do the same in tests/training
 
 
 def trainer_for(
@@ -52,13 +53,13 @@ def close_to(losses: list[float]) -> Any:
         (None, ParallelConfig(), {}),
         (None, ParallelConfig(data_parallel=3), {"micro_batches": 2}),
         (models.MLP_TWO, ParallelConfig(pipeline_parallel=2), {"schedule": "gpipe"}),
-        (models.MLP_TWO, DP2_PP2, {}),
-        (models.MLP_TWO, DP2_PP2, {"schedule": "gpipe", "micro_batches": 3}),
+        pytest.param(models.MLP_TWO, DP2_PP2, {}, marks=SLOW),
+        pytest.param(models.MLP_TWO, DP2_PP2, {"schedule": "gpipe", "micro_batches": 3}, marks=SLOW),
         (models.MLP_TWO, ParallelConfig(data_parallel=2, pipeline_parallel=2, order="pp-dp-tp-cp"), {}),
         (models.MLP_FOUR, ParallelConfig(pipeline_parallel=4), {"micro_batches": 2}),
         (models.MLP_FOUR, ParallelConfig(pipeline_parallel=2), {"micro_batches": 4}),
-        (models.MLP_FOUR, ParallelConfig(pipeline_parallel=2), {"micro_batches": 3}),
-        (models.MLP_FOUR, ParallelConfig(data_parallel=2), {"micro_batches": 2}),
+        pytest.param(models.MLP_FOUR, ParallelConfig(pipeline_parallel=2), {"micro_batches": 3}, marks=SLOW),
+        pytest.param(models.MLP_FOUR, ParallelConfig(data_parallel=2), {"micro_batches": 2}, marks=SLOW),
     ],
     ids=lambda value: value.describe() if isinstance(value, ParallelConfig) else None,
 )
@@ -76,7 +77,7 @@ def test_adamw_training_equals_one_process(
     assert models.worst_difference(dict(trainer.model.module.named_parameters()), expected) <= 1e-5
 
 
-@pytest.mark.parametrize("norm_type", [1.0, "inf"])
+@pytest.mark.parametrize("norm_type", [1.0, pytest.param("inf", marks=SLOW)])
 def test_accumulated_batches_of_other_lengths_are_one_batch(mesh: Session, norm_type: float | str) -> None:
     """Rows with few and with many real labels; the last window is one batch short and is stepped all the same."""
     module = models.TiedLM()

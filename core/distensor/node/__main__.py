@@ -43,9 +43,11 @@ def main() -> int:
 def _serve(emitter: Emitter, mailbox: Mailbox, assignment: WorkerAssignment, pacer: Pacer) -> int:
     from distensor.node.aggregating import AggregatorRuntime
     from distensor.node.faults import FaultScript
+    from distensor.node.no_compiler import put_off_the_compiler
     from distensor.node.runtime import WorkerRuntime
     from distensor.transport import Timeouts
 
+    put_off_the_compiler()
     runtime: WorkerRuntime | AggregatorRuntime
     if assignment.rank >= assignment.parallel.world_size:
         runtime = AggregatorRuntime(
