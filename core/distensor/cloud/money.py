@@ -17,7 +17,7 @@ class TermsShape(Shape):
     """What holds for jobs that are submitted from now on."""
 
     micro_per_micro_batch: int = Field(description="on one rank")
-    fee_per_mille: int = Field(description="thousandths of it, on top, that are the platform's")
+    fee_per_mille: int = Field(description="thousandths of it, rounded down for each unit, that are the platform's")
     challenge_seconds: int = Field(description="after how long a credit is payable")
     deposits: bool = Field(description="whether a job needs a deposit for its quote")
 

@@ -70,7 +70,7 @@ def make_payouts(
         _check_key(key)
     books.alone()
     known = key is not None and books.find_transfer(f"payout/{key}") is not None
-    due = [(node, micro or books.balance(payable(node))) for node in nodes]
+    due = [(node, books.balance(payable(node)) if micro is None else micro) for node in nodes]
     if not known:
         due = [(node, amount) for node, amount in due if amount > 0]
         if not due:
