@@ -70,7 +70,9 @@ def test_a_payout_is_made_once_and_ends_in_one_way(hub: CloudHub) -> None:
     made, again = admin.post("/v1/payouts", asked), admin.post("/v1/payouts", asked)
     assert made.status == again.status == 201
     assert made.json == again.json
-    assert [one["payout"] for one in provider.get("/v1/payouts?state=clearing").json["items"]] == ["po-other", "po-1"]
+    clearing = provider.get("/v1/payouts?state=clearing").json["items"]
+    assert {one["payout"] for one in clearing} == {"po-other", "po-1"}
+    assert [one["begun_at"] for one in clearing] == sorted(one["begun_at"] for one in clearing)
     paid = admin.post("/v1/payouts/po-1/confirm", {"reason": "transfer 17"})
     assert (paid.status, paid.json["state"]) == (200, "paid")
     assert admin.post("/v1/payouts/po-1/confirm").status == 200

@@ -183,9 +183,11 @@ def test_a_job_through_a_real_hub(short_dir: Path, ready: dict[str, Any]) -> Non
         victim = next(worker["pid"] for worker in shown["workers"] if worker["rank"] == 1)
         os.kill(victim, signal.SIGKILL)
         job.until(lambda update: any(w.rank == 1 and w.restarts == 1 for w in update.workers), "restarted")
-        told = [w for update in job.seen for w in update.workers if w.rank == 1]
-        ended = next(w for w in told if w.state is WorkerState.EXITED)
-        assert (ended.reason, ended.restarts) == ("killed by signal 9 (SIGKILL)", 0)
+        told = [w for update in job.seen for w in update.workers if w.rank == 1 and w.state is WorkerState.EXITED]
+        # Who watches gets the newest state, so the moment in between may have passed unseen; the node has it.
+        assert {(w.reason, w.restarts) for w in told} <= {("killed by signal 9 (SIGKILL)", 0)}
+        worker = next(worker for worker in sections(short_dir)["workers"] if worker["rank"] == 1)
+        assert "SIGKILL" in worker["last_exit"]
 
         pids = [worker["pid"] for worker in sections(short_dir)["workers"]]
         job.client.end_job(job.job_id, JobState.FAILED, "a worker was lost")
