@@ -235,7 +235,6 @@ class Hub:
             "--node-tokens",
             "0",
         ]
-        words += ["--node-tokens", "0"]
         words += [] if self.database is None else ["--database", self.database]
         with (self.state / "log").open("ab") as log:
             self.process = subprocess.Popen(

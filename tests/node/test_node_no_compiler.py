@@ -26,6 +26,8 @@ meta = torch.ops.aten.add.Tensor(torch.empty(2, 3, device="meta"), torch.empty(3
 assert (meta.shape, meta.dtype) == ((2, 3), torch.float64)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 dist.destroy_process_group()
+assert torch.compiler.disable(len, reason="tried") is len
+assert torch.compiler.disable(recursive=False)(len) is len
 assert sys.modules["torch._dynamo"] is torch._dynamo is stand_in
 assert "torch._dynamo.symbolic_convert" not in sys.modules
 

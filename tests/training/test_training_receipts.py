@@ -26,7 +26,7 @@ class Hub:
         self.taken: list[Unit] = []
         self.told: list[tuple[JobId, Epoch, int]] = []
         self.different: list[Unit] = []
-        self.called = threading.Event()
+        self.called, self.heard, self.objected = threading.Event(), threading.Event(), threading.Event()
 
     def report_units(self, units: Sequence[Unit]) -> None:
         self.calls += 1
@@ -45,11 +45,13 @@ class Hub:
             self.away -= 1
             raise HubUnreachableError("away")
         self.told += [(job_id, epoch, one.step) for one in steps]
+        self.heard.set()
 
     def object_to(self, units: Sequence[Unit]) -> None:
         assert self.taken, "the receipts come first"
         self.report_units([])
         self.different.extend(units)
+        self.objected.set()
 
 
 def test_all_receipts_arrive_once_and_in_order() -> None:
@@ -76,6 +78,27 @@ def test_an_objection_comes_after_the_receipts_and_is_not_lost_while_the_hub_is_
     sender.add([unit(1), unit(2)])
     assert sender.close(timeout=20) == 0
     assert (hub.taken, hub.different) == ([unit(1), unit(2)], [unit(1)])
+
+
+class BusyHub(Hub):
+    """While it takes receipts, there are more already, as of a job of short steps."""
+
+    sender: ReceiptSender | None = None
+
+    def report_units(self, units: Sequence[Unit]) -> None:
+        super().report_units(units)
+        if self.sender is not None and not self.objected.is_set():
+            self.sender.add([unit(len(self.taken) + 1)])
+
+
+def test_an_objection_does_not_wait_for_the_end_of_the_receipts() -> None:
+    hub = BusyHub()
+    hub.sender = ReceiptSender(hub, SYSTEM_CLOCK)
+    hub.sender.add([unit(1)])
+    hub.sender.object_to(unit(1))
+    assert hub.objected.wait(20)
+    assert hub.sender.close(timeout=20) == 0
+    assert hub.different == [unit(1)]
 
 
 def test_a_hub_that_stays_away_does_not_keep_us_for_ever() -> None:
@@ -112,8 +135,7 @@ def test_progress_is_told_once_by_epoch_and_in_order() -> None:
     for step in range(3):
         sender.note(JobId("j"), Epoch(1), progress(step))
     sender.note(JobId("j"), Epoch(2), progress(3))
-    while not hub.told:
-        hub.called.wait(0.01)
+    assert hub.heard.wait(20)
     assert sender.close(5) == 0
     assert hub.told == [("j", 1, 0), ("j", 1, 1), ("j", 1, 2), ("j", 2, 3)]
 

@@ -28,6 +28,7 @@ from distensor.training.spot_checks import (
     Outcome,
     choose,
     difference,
+    doubted,
     judge,
     read_sketch,
 )
@@ -39,10 +40,10 @@ TOLERANCE = TOLERANCES["fp32"]
 class Net(nn.Module):
     """inputs (rows, 6) -> logits (rows, 3), with dropout and a weight without a gradient."""
 
-    def __init__(self) -> None:
+    def __init__(self, drop: float = 0.25) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(6, 32), nn.Linear(32, 3)
-        self.drop = nn.Dropout(0.25)
+        self.drop = nn.Dropout(drop)
         self.frozen = nn.Parameter(torch.ones(32), requires_grad=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -58,12 +59,12 @@ def batches(count: int, rows: int = 9) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def trainer_of(session: Any, replicas: int, **options: Any) -> Trainer:
+def trainer_of(session: Any, replicas: int, drop: float = 0.25, **options: Any) -> Trainer:
     torch.manual_seed(1)
     parallel = ParallelConfig(data_parallel=replicas)
     loss = lambda outputs, batch: nn.functional.cross_entropy(outputs, batch[1])  # noqa: E731  # as a user writes it
     return Trainer(
-        DistributedModel(Net()), parallel=parallel, loss=loss, lr=0.01, session=session, progress=False, **options
+        DistributedModel(Net(drop)), parallel=parallel, loss=loss, lr=0.01, session=session, progress=False, **options
     )
 
 
@@ -106,13 +107,19 @@ def test_an_honest_worker_is_never_accused_for_long() -> None:
 @pytest.mark.parametrize("how", [cheat(1, SCALED, factor=1.01), cheat(1, STALE, step=3)])
 def test_a_cheating_worker_is_found_whenever_it_is_chosen(how: Cheat, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        checks = run(how, 3, 40, 1 / 3)
+        checks = run(how, 3, 40, 1 / 3, drop=0.0)
     found = [checked for checked in checks.newest if checked.finding.outcome is Outcome.DIFFERENT]
     assert len(found) == len(checks.newest) > 5
     assert {int(checked.unit.rank) for checked in found} == {1}
     assert min(checked.unit.step for checked in found) >= how.step
     assert checks.counts[Outcome.MATCHED] > 10
     assert f"step {found[0].unit.step}: rank 1 did not compute what rank" in caplog.text
+
+
+def test_of_a_model_that_draws_numbers_a_difference_accuses_nobody() -> None:
+    checks = run(cheat(1, SCALED), 3, 40, 1 / 3)
+    assert checks.counts.keys() == {Outcome.MATCHED, Outcome.DISPUTED}
+    assert all(not checked.liars for checked in checks.newest)
 
 
 def test_of_two_that_differ_nobody_knows_who_is_wrong(caplog: pytest.LogCaptureFixture) -> None:
@@ -164,6 +171,21 @@ def test_sketches_differ_by_parts_of_the_norm() -> None:
         assert difference(GOOD, other) == math.inf
 
 
+def test_what_is_nothing_but_rounding_accuses_nobody() -> None:
+    """The gradient of an attention's key bias is 0; machines of different kinds compute other remains of it."""
+    here = {"0/key.bias": (3e-9, 2e-9), "0/key.weight": (0.4, 1.0)}
+    there = {"0/key.bias": (-1e-9, 4e-9), "0/key.weight": (0.4, 1.0)}
+    assert judge(here, {1: there, 2: there}, TOLERANCES["fp32"]).outcome is Outcome.MATCHED
+    scaled = {key: (1.01 * product, 1.01 * norm) for key, (product, norm) in here.items()}
+    assert judge(scaled, {1: there, 2: there}, TOLERANCES["fp32"]).outcome is Outcome.DIFFERENT
+
+
+def test_where_machines_draw_other_numbers_nobody_is_called_a_cheat() -> None:
+    cheat = judge(BAD, {1: GOOD, 2: GOOD}, TOLERANCES["fp32"])
+    assert (cheat.outcome, doubted(cheat).outcome) == (Outcome.DIFFERENT, Outcome.DISPUTED)
+    assert doubted(judge(GOOD, {1: GOOD, 2: BAD}, TOLERANCES["fp32"])).liars == ()
+
+
 @pytest.mark.parametrize("words", [None, [], {"a": 1}, {"a": [1]}, {"a": [1, None]}, {"a": [1, "2"]}, {"a": [True, 1]}])
 def test_what_is_no_sketch_equals_none(words: Any) -> None:
     assert read_sketch(words) is None
@@ -178,21 +200,22 @@ def test_a_sketch_is_linear_and_sees_every_element(size: int, seed: int) -> None
     sketcher, generator = Sketcher(seed), torch.Generator().manual_seed(seed)
     one, other = torch.randn(2, size, generator=generator)
     sizes = float(one.norm() + other.norm())
-    product, norm = sketcher.of(one)
-    assert sketcher.of(one + other)[0] == pytest.approx(product + sketcher.of(other)[0], abs=1e-4 * sizes)
+    product, norm = sketcher.of(one).tolist()
+    summed, beside = sketcher.of(one + other).tolist(), sketcher.of(other).tolist()
+    assert summed[0] == pytest.approx(product + beside[0], abs=1e-4 * sizes)
     assert norm == pytest.approx(float(one.norm()), rel=1e-4)
     place = seed * 7919 % size
     unit = torch.zeros(size)
     unit[place] = 1.0
     assert abs(sketcher.of(unit)[0]) == 1.0
-    assert Sketcher(seed).of(one) == (product, norm)
+    assert Sketcher(seed).of(one).tolist() == [product, norm]
 
 
 def test_a_weight_gradient_cannot_be_sketched_by_its_factors() -> None:
     """The sums of the two factors, which are cheap to have, say nothing of the product with the signs."""
     generator = torch.Generator().manual_seed(0)
     rows, columns = torch.rand(300, generator=generator), torch.rand(400, generator=generator)
-    product, norm = Sketcher(1).of(torch.outer(rows, columns))
+    product, norm = Sketcher(1).of(torch.outer(rows, columns)).tolist()
     assert abs(product) < 5 * norm
     assert float(rows.sum() * columns.sum()) > 100 * norm
 

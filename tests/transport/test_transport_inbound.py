@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -100,6 +101,13 @@ def test_who_gives_up_reading_is_not_kept_waiting_by_a_rest(wire: Wire, monkeypa
             assert wire.mailbox.get(0, tag(slot), 20.0).body == b"late"
 
 
+def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s"
+        time.sleep(0.001)
+
+
 def test_an_interrupt_amid_reading_ends_the_connection_and_says_so(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes were taken and not yet counted: whatever came next would be read as something else."""
     receive = WireReader._receive
@@ -112,8 +120,7 @@ def test_an_interrupt_amid_reading_ends_the_connection_and_says_so(wire: Wire, m
         monkeypatch.setattr(inbound, "_REST", 1000.0)
         reading = pool.submit(wire.inward.run)
         try:
-            while wire.inward._bell is None:
-                assert not reading.done()
+            until(lambda: wire.inward._bell is not None)
             with monkeypatch.context() as patched:
                 patched.setattr(WireReader, "_receive", interrupted)
                 wire.inward._reading.acquire()  # its thread keeps off until it is our turn
@@ -140,9 +147,7 @@ def test_who_takes_any_hurries_the_threads_of_those_he_waits_for(
             assert len(hurried) == len(told)
         hurried.clear()
         planes[0].send(1, tag(1), b"now")
-        brought = threading.Event()
-        while not planes[1].has(0, tag(1)):
-            assert not brought.wait(0.005)
+        until(lambda: planes[1].has(0, tag(1)))
         assert planes[1].recv_any(Channel.P2P, 20)[2].header == b"now"
         assert hurried == []
 

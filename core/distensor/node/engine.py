@@ -28,7 +28,7 @@ from distensor.node.pacing import measured_figures
 from distensor.node.pipeline import PipelineExecutor, Totals
 from distensor.node.plan_checks import actions_of, check_slices, check_stages, check_tied
 from distensor.node.replicas import Replicas
-from distensor.node.sketch import Cheating, LocalGradients, Sketch, Sketcher, clear_gradients
+from distensor.node.sketch import Cheating, LocalGradients, Sketch, Sketcher, clear_gradients, numbers_of
 from distensor.node.step_report import Decided, Noticed, Prepared, StepReport, Update
 from distensor.node.tied import sum_tied_gradients
 from distensor.node.world_sums import WorldSums, sum_over_world
@@ -227,7 +227,7 @@ class ShardEngine(HeldState):
         clear_gradients(weights.updated)
         actions = self._actions(len(batches))
         self._executor.run(sequence, actions, batches, training=True, step=number, replica=replica)
-        found = self._sketcher.of_all(weights.updated.items())
+        found = numbers_of(self._sketcher.of_all(weights.updated.items()))
         clear_gradients(weights.updated)
         return found
 

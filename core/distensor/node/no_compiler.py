@@ -31,9 +31,11 @@ class _StandIn(ModuleType):
     trace_rules = _TraceRules
 
     @staticmethod
-    def disable(function: _Function, recursive: bool = True, *, wrapping: bool = True) -> _Function:
-        """Mark a function as one not to compile: nothing is compiled here."""
-        return function
+    def disable(
+        fn: _Function | None = None, recursive: bool = True, *, reason: str | None = None, wrapping: bool = True
+    ) -> Any:
+        """Mark a function as one not to compile, or make what does so: nothing is compiled here."""
+        return fn if fn is not None else lambda function: function
 
     @staticmethod
     def graph_break(msg: str = "") -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from distensor.node.faults import STALE, Cheat
+from distensor.optim.clipping import wide
 
 PERIOD = 65_521
 
@@ -29,27 +30,33 @@ class Sketcher:
         generator = torch.Generator().manual_seed(seed)
         self._signs = torch.randint(0, 2, (PERIOD,), generator=generator).mul_(2).sub_(1).to(torch.float32)
 
-    def of(self, gradient: Tensor) -> tuple[float, float]:
-        """Of one gradient."""
+    def of(self, gradient: Tensor) -> Tensor:
+        """(product, norm) of one gradient, on its device: nobody has waited for it yet."""
         flat = gradient.detach().reshape(-1).to(torch.float32)
-        signs = self._signs_on(flat.device)
+        signs, kind = self._signs_on(flat.device), wide(flat)
         rows, rest = divmod(flat.numel(), PERIOD)
-        product = float(torch.dot(flat[rows * PERIOD :], signs[:rest])) if rest else 0.0
+        product = torch.dot(flat[rows * PERIOD :], signs[:rest]).to(kind)
         if rows:
             sums = torch.mv(flat[: rows * PERIOD].view(rows, PERIOD), signs)
             # Each row has a sign of its own, from the other end of the pattern, and again after a period of rows.
             others = signs.flip(0).repeat(rows // PERIOD + 1)[:rows]
-            product += float(torch.dot(sums.double(), others.double()))
-        return product, float(torch.linalg.vector_norm(flat))
+            product = product + torch.dot(sums.to(kind), others.to(kind))
+        return torch.stack((product, torch.linalg.vector_norm(flat).to(kind)))
 
-    def of_all(self, parameters: Iterable[tuple[str, Tensor]]) -> Sketch:
-        """Of those that have a gradient."""
+    def of_all(self, parameters: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """Of those that have a gradient, as `of`."""
         return {key: self.of(parameter.grad) for key, parameter in parameters if parameter.grad is not None}
 
     def _signs_on(self, device: torch.device) -> Tensor:
         if self._signs.device != device:
             self._signs = self._signs.to(device)
         return self._signs
+
+
+def numbers_of(pairs: Mapping[str, Tensor]) -> Sketch:
+    """What `of_all` gave, with one wait for the device."""
+    rows = torch.stack(list(pairs.values())).tolist() if pairs else []
+    return {key: (product, norm) for key, (product, norm) in zip(pairs, rows, strict=True)}
 
 
 def clear_gradients(parameters: Mapping[str, Tensor]) -> None:
@@ -94,7 +101,7 @@ class LocalGradients:
         self._cheat = cheat
         self._names = names
         self.wanted = False
-        self.found: Sketch = {}
+        self.found: dict[str, Tensor] = {}
 
     def begin(self, step: int, *, wanted: bool) -> None:
         """Step number `step` begins, of which a sketch is `wanted` or not."""
@@ -104,7 +111,7 @@ class LocalGradients:
 
     def taken(self) -> Sketch | None:
         """Of this step; None where none was wanted."""
-        return dict(self.found) if self.wanted else None
+        return numbers_of(self.found) if self.wanted else None
 
     def see(self, parameters: Iterable[Tensor]) -> None:
         """The gradients of these are complete."""

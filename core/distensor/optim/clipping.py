@@ -77,16 +77,16 @@ def _squares(gradients: Sequence[Tensor]) -> float:
         flat = gradient.reshape(-1)
         whole = flat.numel() // _ROW * _ROW if flat.numel() > _SHORT and flat.dtype is torch.float32 else 0
         if whole:
-            rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1).to(_wide(flat))
+            rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1).to(wide(flat))
             sums.append(torch.dot(rows, rows))
         if whole < flat.numel():
             short.append(flat[whole:])
     if short:
-        sums += [norm.square() for norm in torch._foreach_norm(short, 2, _wide(short[0]))]
+        sums += [norm.square() for norm in torch._foreach_norm(short, 2, wide(short[0]))]
     return math.fsum(torch.stack([each.to(sums[0]) for each in sums]).tolist()) if sums else 0.0
 
 
-def _wide(tensor: Tensor) -> torch.dtype:
+def wide(tensor: Tensor) -> torch.dtype:
     """In which type sums are taken: double precision, which Metal has not."""
     return torch.float32 if tensor.device.type == "mps" else torch.float64
 
@@ -94,9 +94,9 @@ def _wide(tensor: Tensor) -> torch.dtype:
 def _partial(gradient: Tensor, kind: NormType) -> float:
     match kind:
         case NormType.ONE:
-            return float(gradient.to(_wide(gradient)).abs().sum())
+            return float(gradient.to(wide(gradient)).abs().sum())
         case NormType.TWO:
-            return float(torch.linalg.vector_norm(gradient, dtype=_wide(gradient))) ** 2
+            return float(torch.linalg.vector_norm(gradient, dtype=wide(gradient))) ** 2
         case NormType.INF:
             return float(gradient.abs().max())
 

@@ -78,7 +78,12 @@ class TrainingJob:
         self._ranks = JobRanks(connection=connection, model=model, pieces=pieces, options=options)
         self._options = options
         self._receipts = receipts
-        self.checks = SpotChecks(options.spot_checks, TOLERANCES[options.precision.value], receipts.object_to)
+        self.checks = SpotChecks(
+            options.spot_checks,
+            TOLERANCES[options.precision.value],
+            receipts.object_to,
+            alike=not pieces.drawing_modules(),
+        )
         self._clock = clock
         self._note_measures = note_measures
         self._note_links = note_links

@@ -97,7 +97,9 @@ class ReceiptSender:
         """Send one batch; False when the hub did not take it, in which case it stays."""
         with self._lock:
             batch = self._pending[:MAX_UNITS_A_CALL]
-            different = [] if batch else self._different[:MAX_UNITS_A_CALL]
+            # Only of units that the hub has heard of: all receipts that there are go first, in this flush.
+            all_of_them = len(batch) == len(self._pending)
+            different = self._different[:MAX_UNITS_A_CALL] if all_of_them else []
         if not batch and not different:
             return True
         if self._refused:
@@ -105,16 +107,17 @@ class ReceiptSender:
         try:
             if batch:
                 self._hub.report_units(batch)
-            else:
+                with self._lock:
+                    del self._pending[: len(batch)]
+            if different:
                 self._hub.object_to(different)
+                with self._lock:
+                    del self._different[: len(different)]
         except AuthenticationError:
             self._refused = True
             return False
         except ControlError:
             return False
-        with self._lock:
-            del self._pending[: len(batch)]
-            del self._different[: len(different)]
         return True
 
     def _tell(self) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from distensor.core.control import Unit, UnitKey
 from distensor.core.numbers import is_finite
-from distensor.training.spot_checks import Check, Draw, Finding, Outcome, choose, judge, read_sketch
+from distensor.training.spot_checks import Check, Draw, Finding, Outcome, choose, doubted, judge, read_sketch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,8 +34,12 @@ class Checked:
 
 
 class SpotChecks:
-    """Counts what was found; `bytes` and `seconds` are what the checks cost: batches that were sent once more, and the
-    time of the slowest witness of each, for which all others waited."""
+    """Counts what was found.
+
+    `alike`: machines of all kinds compute the same; where a model draws random numbers they do not, and nobody is called
+    a cheat. `bytes` and `seconds` are what the checks cost: batches that were sent once more, and the time of the
+    slowest witness of each, for which all others waited.
+    """
 
     def __init__(
         self,
@@ -43,6 +47,7 @@ class SpotChecks:
         tolerance: float,
         object_to: Callable[[Unit], None] = lambda _unit: None,
         draw: Draw | None = None,
+        alike: bool = True,
     ) -> None:
         self.rate = rate
         self.counts: Counter[Outcome] = Counter()
@@ -55,6 +60,7 @@ class SpotChecks:
         self._tolerance = tolerance
         self._object_to = object_to
         self._draw: Draw = draw or random.SystemRandom()
+        self._alike = alike
 
     @property
     def on(self) -> bool:
@@ -76,6 +82,8 @@ class SpotChecks:
         said = read_sketch(by_rank[check.target].meta.get("sketch"))
         seen = {rank: read_sketch(words.get("sketch")) for rank, words in witnessed.items()}
         finding = judge(said, seen, self._tolerance)
+        if not self._alike:
+            finding = doubted(finding)
         self.counts[finding.outcome] += 1
         self.bytes += len(check.witnesses) * sum(tensor.nbytes for part in batch for tensor in part.values())
         self.seconds += max(_seconds(words) for words in witnessed.values())

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol, TypeAlias
 
@@ -26,6 +26,10 @@ Sketch: TypeAlias = Mapping[str, tuple[float, float]]
 MOST_WITNESSES = 2
 TOLERANCES = {"fp32": 1e-3, "bf16": 5e-2}
 """Of the gradient's norm, by the precision of the job: what honest machines of different kinds may differ by."""
+
+SMALL = 0.05
+"""Some gradients are 0 but for rounding, such as that of an attention's key bias: of those, honest machines of
+different kinds agree in nothing. So what is smaller than this part of the whole gradient is measured by the whole."""
 
 
 class Outcome(StrEnum):
@@ -91,16 +95,28 @@ def judge(said: Sketch | None, seen: Mapping[int, Sketch | None], tolerance: flo
     return Finding(outcome=Outcome.DIFFERENT if agree else Outcome.DISPUTED, difference=largest)
 
 
+def doubted(finding: Finding) -> Finding:
+    """The same of a model that draws random numbers, which other kinds of machines draw otherwise."""
+    outcome = Outcome.DISPUTED if finding.outcome is Outcome.DIFFERENT else finding.outcome
+    return replace(finding, outcome=outcome, liars=())
+
+
 def difference(one: Sketch | None, other: Sketch | None) -> float:
-    """The largest difference of a number of the two, as a part of the larger norm; infinite where they are not of the
-    same tensors."""
+    """The largest difference of a number of the two, as a part of the larger norm of that gradient, or of SMALL of the
+    norm of all where that is more; infinite where they are not of the same tensors."""
     if one is None or other is None or one.keys() != other.keys():
         return math.inf
-    return max((_apart(one[key], other[key]) for key in one), default=0.0)
+    least = SMALL * max(_whole(one), _whole(other))
+    return max((_apart(one[key], other[key], least) for key in one), default=0.0)
 
 
-def _apart(one: tuple[float, float], other: tuple[float, float]) -> float:
-    size = max(abs(one[1]), abs(other[1]))
+def _whole(sketch: Sketch) -> float:
+    """The norm of all gradients together."""
+    return math.hypot(*(norm for _, norm in sketch.values()))
+
+
+def _apart(one: tuple[float, float], other: tuple[float, float], least: float) -> float:
+    size = max(abs(one[1]), abs(other[1]), least)
     apart = max(abs(one[0] - other[0]), abs(one[1] - other[1]))
     if apart == 0:
         return 0.0
