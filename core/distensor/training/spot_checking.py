@@ -37,8 +37,8 @@ class SpotChecks:
     """Counts what was found.
 
     `alike`: machines of all kinds compute the same; where a model draws random numbers they do not, and nobody is
-    called a cheat. `bytes` and `seconds` are what the checks cost: batches that were sent once more, and the time of the
-    slowest witness of each, for which all others waited.
+    called a cheat. `bytes` and `seconds` are what the checks cost: batches that were sent once more, and the time of
+    the slowest witness of each, for which all others waited.
     """
 
     def __init__(
